@@ -1,0 +1,1 @@
+"""Benchmarks of TokenSpeed: ``python -m perf`` lists and runs them."""

@@ -1,0 +1,45 @@
+"""Find every benchmark under ``perf/``: any module that defines ``BENCHMARK``."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+
+from perf.harness import Benchmark
+
+ROOT = Path(__file__).resolve().parent
+
+
+def _defines_benchmark(path: Path) -> bool:
+    """Read rather than import: listing the benchmarks must not import torch and every peer."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    targets: list[ast.expr] = []
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            targets += node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets.append(node.target)
+    return any(isinstance(target, ast.Name) and target.id == "BENCHMARK" for target in targets)
+
+
+def module_names() -> list[str]:
+    """Dotted names of the modules that define a benchmark, sorted."""
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
+        relative = path.relative_to(ROOT)
+        if len(relative.parts) > 1 and _defines_benchmark(path):
+            found.append(".".join(("perf", *relative.with_suffix("").parts)))
+    return found
+
+
+def load(module_name: str) -> Benchmark:
+    """Import one benchmark's module.
+
+    Raises:
+        TypeError: its ``BENCHMARK`` is not a `Benchmark`.
+    """
+    benchmark = importlib.import_module(module_name).BENCHMARK
+    if not isinstance(benchmark, Benchmark):
+        raise TypeError(f"{module_name}.BENCHMARK is a {type(benchmark).__name__}; it must be a perf.harness.Benchmark")
+    return benchmark

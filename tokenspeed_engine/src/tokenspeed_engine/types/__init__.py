@@ -1,0 +1,16 @@
+"""The nouns of the engine: frozen, standard library only."""
+
+from tokenspeed_engine.types.model import ModelInfo
+from tokenspeed_engine.types.output import FinishReason, SampledTokens, TextDelta, TokenLogprobs
+from tokenspeed_engine.types.params import SamplingParams
+from tokenspeed_engine.types.request import TokenizedRequest
+
+__all__ = [
+    "FinishReason",
+    "ModelInfo",
+    "SampledTokens",
+    "SamplingParams",
+    "TextDelta",
+    "TokenLogprobs",
+    "TokenizedRequest",
+]

@@ -1,0 +1,22 @@
+"""A request after tokenization: what the front end sends to the engine core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenspeed_engine.types.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedRequest:
+    """One sequence to generate. `n > 1` of the API becomes several of these, which share the prompt through the prefix cache.
+
+    Attributes:
+        request_id: unique while the request lives; chosen by the front end.
+        prompt_token_ids: at least one id, each in 0..vocab_size-1.
+        params: sampling and stopping parameters.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams

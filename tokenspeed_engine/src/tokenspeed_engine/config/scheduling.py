@@ -1,0 +1,67 @@
+"""How many requests run together, and how large a step may be: the stage of the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenspeed_engine.config.fields import check, option, parse_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingConfig:
+    """Limits of one engine step and of the queue before it.
+
+    Attributes:
+        max_num_seqs: most sequences in one step.
+        max_num_batched_tokens: most tokens in one step; None derives it from the device (on a CPU it is measured
+            at start, so that a step stays under a quarter of a second).
+        prefill_chunk_size: most prompt tokens of one sequence in one step; 0 means the whole token budget.
+        max_queue: most requests that wait beyond those that run; further ones are refused.
+        pipeline_depth: steps that are planned before the oldest is committed; 1 plans, runs and commits in turn.
+    """
+
+    max_num_seqs: int = option(
+        256, "--max-num-seqs", parse=parse_count, help="most sequences that run together", metavar="N"
+    )
+    max_num_batched_tokens: int | None = option(
+        None,
+        "--max-num-batched-tokens",
+        parse=parse_count,
+        help="most tokens of one step (default: 8192 on a GPU; measured at start on a CPU)",
+        metavar="TOKENS",
+    )
+    prefill_chunk_size: int = option(
+        0,
+        "--prefill-chunk-size",
+        parse=parse_count,
+        help="most prompt tokens of one sequence in one step (0: the whole token budget)",
+        metavar="TOKENS",
+    )
+    max_queue: int = option(
+        1024,
+        "--max-queue",
+        parse=parse_count,
+        help="most requests that wait beyond --max-num-seqs; more are refused",
+        metavar="N",
+    )
+    pipeline_depth: int = 1
+
+    def __post_init__(self) -> None:
+        check(self, "max_num_seqs", 1 <= self.max_num_seqs <= 65536, expected="1 to 65536", remedy="use 256")
+        check(
+            self,
+            "max_num_batched_tokens",
+            self.max_num_batched_tokens is None or 1 <= self.max_num_batched_tokens < 2**31,
+            expected="1 to 2**31-1 tokens",
+            remedy="leave the flag out to let the engine choose",
+        )
+        check(
+            self,
+            "prefill_chunk_size",
+            0 <= self.prefill_chunk_size < 2**31,
+            expected="0 to 2**31-1 tokens",
+            remedy="use 0 for the whole token budget",
+        )
+        check(self, "max_queue", 0 <= self.max_queue <= 1_000_000, expected="0 to 1,000,000", remedy="use 1024")
+        if self.pipeline_depth not in (1, 2):
+            raise ValueError(f"pipeline_depth: expected 1 or 2, got {self.pipeline_depth}")

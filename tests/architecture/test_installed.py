@@ -1,0 +1,39 @@
+"""What is tested is what this checkout's wheels installed, and not a package of the same name from elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+PAIRS = (("tokenspeed-kernel", "tokenspeed_kernel"), ("tokenspeed-engine", "tokenspeed_engine"))
+
+
+@pytest.mark.parametrize(("distribution", "package"), PAIRS)
+def test_installed_files_are_this_checkouts(repository: Path, distribution: str, package: str) -> None:
+    source = repository / package / "src" / package
+    installed = Path(importlib.import_module(package).__file__ or "").parent
+    assert not installed.is_relative_to(repository / package), f"{package} is imported from the checkout: {installed}"
+    ours = {p.relative_to(source): p.read_bytes() for p in sorted(source.rglob("*.py"))}
+    theirs = {p.relative_to(installed): p.read_bytes() for p in sorted(installed.rglob("*.py"))}
+    assert set(ours) == set(theirs), f"other files than the checkout's: {sorted(set(ours) ^ set(theirs))}"
+    different = [str(name) for name in ours if ours[name] != theirs[name]]
+    assert not different, (
+        f"the installed {distribution} is not built from this checkout ({different}). "
+        "Fix: install both by path in one command, as tests/run.py does."
+    )
+
+
+@pytest.mark.parametrize(("distribution", "package"), PAIRS)
+def test_metadata(repository: Path, distribution: str, package: str) -> None:
+    metadata = importlib.metadata.metadata(distribution)
+    module = importlib.import_module(package)
+    assert metadata["Version"] == module.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    # A requirement on a version of torch would let pip replace the one that is there.
+    torch_requirements = [r for r in importlib.metadata.requires(distribution) or [] if r.split(";")[0].strip().startswith("torch")]
+    assert [r.split(";")[0].strip() for r in torch_requirements] in (["torch"], [])
+    impostor = [r for r in importlib.metadata.requires(distribution) or [] if r.startswith(("tokenspeed-kernel", "tokenspeed-mla"))]
+    assert not impostor, f"a dependency that a public registry would fill with another project's package: {impostor}"

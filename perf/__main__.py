@@ -78,7 +78,9 @@ def main(argv: list[str] | None = None) -> int:
     results: dict[str, list[dict[str, object]]] = {}
     for benchmark in _select(arguments.names, benchmarks):
         print(f"\n{benchmark.name}: {benchmark.summary}")
-        print(f"{'case':<64} {'ours':>10} {'peer':>10} {'unit':<8} {'ratio':>8} {'goal':>7} {'limit':>9} {'share':>6}  peer and notes")
+        print(
+            f"{'case':<64} {'ours':>10} {'peer':>10} {'unit':<8} {'ratio':>8} {'goal':>7} {'limit':>9} {'share':>6}  peer and notes"
+        )
         rows = results.setdefault(benchmark.name, [])
         for row in benchmark.run(context):
             rows.append(row.to_json())

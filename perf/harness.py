@@ -23,7 +23,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-VERSIONED = ("tokenspeed-kernel", "tokenspeed-engine", "torch", "triton", "transformers", "numpy", "tokenizers", "tokenspeed-scheduler")
+VERSIONED = (
+    "tokenspeed-kernel",
+    "tokenspeed-engine",
+    "torch",
+    "triton",
+    "transformers",
+    "numpy",
+    "tokenizers",
+    "tokenspeed-scheduler",
+)
 
 
 @dataclass(frozen=True, slots=True)

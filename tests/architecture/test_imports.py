@@ -34,9 +34,7 @@ def _kernel_exports(repository: Path) -> set[str]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_follow_the_table(repository: Path, package: str) -> None:
     tables = import_table.read_tables((repository / "docs" / "architecture.md").read_text())
-    found = import_table.violations(
-        package, _source(repository, package), tables[package], _kernel_exports(repository)
-    )
+    found = import_table.violations(package, _source(repository, package), tables[package], _kernel_exports(repository))
     assert not found, "\n".join(found)
 
 
@@ -69,7 +67,9 @@ def test_the_kernel_package_imports_nothing_heavy() -> None:
     # torch itself may import triton when a GPU build is installed: compare with torch alone.
     alone = subprocess.run(
         [sys.executable, "-c", code.replace(", tokenspeed_kernel, tokenspeed_kernel.ops", ", torch")],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     ours = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ours.stdout == alone.stdout

@@ -36,7 +36,8 @@ def test_builds_and_installs_alone(repository: Path, tmp_path: Path, folder: str
         "tokenspeed_engine": (
             "from tokenspeed_engine.scheduler import Scheduler, SchedulerConfig\n"
             "import numpy as np\n"
-            "s = Scheduler(SchedulerConfig(num_pages=8, page_size=16, max_num_seqs=2, max_num_batched_tokens=32, max_model_len=64))\n"
+            "c = SchedulerConfig(num_pages=8, page_size=16, max_num_seqs=2, max_num_batched_tokens=32, max_model_len=64)\n"
+            "s = Scheduler(c)\n"
             "s.submit(1, np.arange(5, dtype=np.int32), 4, np.empty(0, np.int32))\n"
             "assert s.plan().num_tokens == 5\n"
         ),

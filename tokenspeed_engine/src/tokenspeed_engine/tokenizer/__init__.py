@@ -1,0 +1,25 @@
+"""Text to token ids and back: loading, chat templates, incremental detokenizing."""
+
+from tokenspeed_engine.tokenizer.chat_template import ChatTemplate
+from tokenspeed_engine.tokenizer.encode import Tokenizer
+from tokenspeed_engine.tokenizer.errors import (
+    DetokenizerError,
+    DetokenizerFullError,
+    TemplateError,
+    TokenizerError,
+    UnknownRequestError,
+    UnsupportedTokenizerError,
+)
+from tokenspeed_engine.tokenizer.load import load_tokenizer
+
+__all__ = [
+    "ChatTemplate",
+    "DetokenizerError",
+    "DetokenizerFullError",
+    "TemplateError",
+    "Tokenizer",
+    "TokenizerError",
+    "UnknownRequestError",
+    "UnsupportedTokenizerError",
+    "load_tokenizer",
+]

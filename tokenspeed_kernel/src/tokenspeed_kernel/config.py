@@ -1,0 +1,54 @@
+"""Settings of the kernel package. This is its only reader of environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tokenspeed_kernel.errors import ConfigError
+
+__all__ = ["KernelConfig"]
+
+_DISABLE = "TOKENSPEED_KERNEL_DISABLE"
+_DISABLE_PLUGINS = "TOKENSPEED_KERNEL_DISABLE_PLUGINS"
+_INTERPRET = "TRITON_INTERPRET"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelConfig:
+    """What a user can set from outside.
+
+    Args:
+        disabled: solutions and kernel names that must not be chosen (TOKENSPEED_KERNEL_DISABLE, comma-separated).
+        disabled_plugins: names of plugins that must not be loaded, or `all` (TOKENSPEED_KERNEL_DISABLE_PLUGINS).
+        triton_interpreter: Triton interprets its kernels on the CPU (TRITON_INTERPRET=1).
+    """
+
+    disabled: frozenset[str] = field(default_factory=frozenset)
+    disabled_plugins: frozenset[str] = field(default_factory=frozenset)
+    triton_interpreter: bool = False
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> KernelConfig:
+        """Read the settings from the environment.
+
+        Raises:
+            ConfigError: an entry of a list is empty or holds white space.
+        """
+        env = os.environ if environ is None else environ
+        return cls(
+            disabled=_names(env, _DISABLE),
+            disabled_plugins=_names(env, _DISABLE_PLUGINS),
+            triton_interpreter=env.get(_INTERPRET, "0").lower() in ("1", "true", "yes", "on", "y"),
+        )
+
+
+def _names(env: Mapping[str, str], variable: str) -> frozenset[str]:
+    text = env.get(variable, "").strip()
+    if not text:
+        return frozenset()
+    names = [name.strip() for name in text.split(",")]
+    if any(not name or " " in name for name in names):
+        raise ConfigError(f"{variable}: expected names separated by commas, got {text!r}\nFix: write a,b,c.")
+    return frozenset(names)

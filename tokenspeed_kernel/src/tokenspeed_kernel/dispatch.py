@@ -1,0 +1,171 @@
+"""Binds a kernel once per (op, signature, traits, platform), and calls it.
+
+The hot path of an op is one dictionary look-up, then the call: no string, no branch on the platform. An op's form in
+`torch.library` is entered only while compiling or exporting, because it alone costs more than many kernels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from tokenspeed_kernel.config import KernelConfig
+from tokenspeed_kernel.errors import KernelLoadError
+from tokenspeed_kernel.platform import platform_of
+from tokenspeed_kernel.plugins import load_registry
+from tokenspeed_kernel.registry import Registry
+from tokenspeed_kernel.selection import Request, select
+from tokenspeed_kernel.signature import Format, Signature
+from tokenspeed_kernel.spec import KernelSpec, OpContract
+from tokenspeed_kernel.traits import TraitValue
+
+__all__ = ["BoundOp", "Kernel", "default_registry", "load_kernel", "register_library_op", "reset", "use_registry"]
+
+Kernel = Callable[..., Any]
+"""An implementation; it takes the parameters that the op's contract names."""
+
+_MAX_BOUND: Final = 4096
+_NAMESPACE: Final = "tokenspeed"
+
+
+@dataclass(slots=True)
+class _State:
+    """What the process shares; guarded by the lock."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    registry: Registry | None = None
+    bound_ops: list[BoundOp] = field(default_factory=list)
+
+
+_STATE: Final = _State()
+_Library: Any = torch.library.Library  # untyped in torch
+_LIBRARY: Final = _Library(_NAMESPACE, "FRAGMENT")
+
+
+class BoundOp:
+    """The table of one op's kernels that are already bound. The family's api module owns it."""
+
+    def __init__(self, contract: OpContract) -> None:
+        """Args: contract: operands and traits are passed to `kernel` in its order."""
+        self.contract = contract
+        self._table: dict[object, Kernel] = {}
+        _STATE.bound_ops.append(self)
+
+    def kernel(
+        self,
+        device: torch.device,
+        dtypes: tuple[torch.dtype | Format | None, ...],
+        traits: tuple[TraitValue, ...] = (),
+        solution: str | None = None,
+    ) -> Kernel:
+        """Return the kernel for a call.
+
+        Args:
+            device: of the operands.
+            dtypes: dtype (or, with scales, format) of each operand of the contract, None for one that is absent.
+            traits: value of each trait of the contract.
+            solution: solution or kernel name that the caller insists on.
+        Raises:
+            NoKernelError, PluginError, KernelLoadError, PlatformError, FormatError: see `selection.select`.
+        """
+        found = self._table.get((device, dtypes, traits, solution))
+        return found if found is not None else self._bind(device, dtypes, traits, solution)
+
+    def _bind(
+        self,
+        device: torch.device,
+        dtypes: tuple[torch.dtype | Format | None, ...],
+        traits: tuple[TraitValue, ...],
+        solution: str | None,
+    ) -> Kernel:
+        contract = self.contract
+        operands = zip(contract.operands, dtypes, strict=True)
+        signature = Signature.of(**{name: value for name, value in operands if value is not None})
+        values = {trait.name: value for trait, value in zip(contract.traits, traits, strict=True)}
+        request = Request(contract.name, platform_of(device), signature, values, solution, KernelConfig.from_env())
+        with _STATE.lock:
+            kernel = load_kernel(select(default_registry(), request), contract)
+            if len(self._table) >= _MAX_BOUND:  # a trait with unbounded values must not become a leak
+                self._table.clear()
+            self._table[(device, dtypes, traits, solution)] = kernel
+        return kernel
+
+    def clear(self) -> None:
+        """Forget every bound kernel."""
+        self._table.clear()
+
+
+def load_kernel(spec: KernelSpec, contract: OpContract) -> Kernel:
+    """Import the implementation of a spec.
+
+    Raises:
+        KernelLoadError: the module does not import, lacks the function, or its parameters are not the contract's.
+    """
+    module_name, _, attribute = spec.implementation.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        fix = f'fix the package that brings it, or set TOKENSPEED_KERNEL_DISABLE="{spec.name}"'
+        cause = f"{type(error).__name__}: {error}"
+        message = f"kernel {spec.name}: {spec.implementation} does not load: {cause}\nFix: {fix}."
+        raise KernelLoadError(message) from error
+    parameters = tuple(inspect.signature(function).parameters)
+    if parameters != contract.parameters:
+        raise KernelLoadError(
+            f"kernel {spec.name}: {spec.implementation} must take ({', '.join(contract.parameters)}), "
+            f"got ({', '.join(parameters)})\nFix: give it the parameters of {contract.name}."
+        )
+    kernel: Kernel = function
+    return kernel
+
+
+def default_registry() -> Registry:
+    """Return the registry that ops use: built-in kernels and plugins, collected at the first call."""
+    with _STATE.lock:
+        if _STATE.registry is None:
+            _STATE.registry = load_registry()
+        return _STATE.registry
+
+
+def reset() -> None:
+    """Forget every bound kernel and the registry: settings and plugins are read again at the next call."""
+    with _STATE.lock:
+        _STATE.registry = None
+        for op in _STATE.bound_ops:
+            op.clear()
+
+
+@contextmanager
+def use_registry(registry: Registry) -> Iterator[None]:
+    """Let ops choose from `registry` inside the block; for tests and tools, not for several threads."""
+    previous = _STATE.registry
+    reset()
+    _STATE.registry = registry
+    try:
+        yield
+    finally:
+        reset()
+        _STATE.registry = previous
+
+
+def register_library_op(schema: str, implementation: Kernel, fake: Kernel) -> Any:
+    """Define `tokenspeed::<op>` for torch.compile and export, and return the operator.
+
+    Args:
+        schema: without name space: `rms_norm(Tensor x, Tensor weight, float eps, str? solution=None) -> Tensor`.
+            Functional unless an argument is marked as written, `Tensor(a!) k_cache`.
+        implementation: runs it eagerly; it must not return one of its inputs.
+        fake: gives outputs of the right shape, dtype and strides from fake tensors.
+    """
+    name = schema.partition("(")[0].strip()
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    return getattr(getattr(torch.ops, _NAMESPACE), name).default

@@ -1,0 +1,226 @@
+"""Chooses a kernel for a call, and explains the choice, in one function.
+
+`evaluate` yields every kernel of the op with a verdict and the exact reasons, best first. `select` takes the first
+eligible one; `explain` in the command line prints them all. So an explanation cannot differ from what is chosen.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from packaging.specifiers import SpecifierSet
+
+from tokenspeed_kernel.config import KernelConfig
+from tokenspeed_kernel.errors import NoKernelError, PluginError
+from tokenspeed_kernel.platform import Platform, Vendor
+from tokenspeed_kernel.registry import Registry, effective_constraint
+from tokenspeed_kernel.signature import Signature
+from tokenspeed_kernel.spec import Band, KernelSpec, Library, OpContract
+from tokenspeed_kernel.traits import ANY, AnyValue, TraitValue
+
+__all__ = ["Candidate", "Reason", "Request", "Verdict", "evaluate", "select"]
+
+
+class Verdict(StrEnum):
+    """What became of a kernel for one request."""
+
+    ELIGIBLE = "eligible"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a kernel was rejected, and what would change that (empty when the caller cannot)."""
+
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One kernel's outcome. `conditions` are limits on traits that the request left open."""
+
+    spec: KernelSpec
+    verdict: Verdict
+    reasons: tuple[Reason, ...] = ()
+    conditions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """What a kernel is wanted for.
+
+    Args:
+        op: `family.op`.
+        platform: real or pretended.
+        signature: formats of the operands that the call has; None leaves them open (for an explanation).
+        traits: values; a trait that is left out stays open (for an explanation).
+        solution: solution or kernel name that the caller insists on.
+        config: settings.
+    """
+
+    op: str
+    platform: Platform
+    signature: Signature | None = None
+    traits: Mapping[str, TraitValue] = field(default_factory=dict)
+    solution: str | None = None
+    config: KernelConfig = field(default_factory=KernelConfig)
+
+    def __str__(self) -> str:
+        parts = [str(self.signature)] if self.signature is not None and self.signature.operands else []
+        parts += [f"{name}={value}" for name, value in self.traits.items()]
+        parts += [f'solution="{self.solution}"'] if self.solution is not None else []
+        return f"{self.op} on {self.platform}" + (f", {', '.join(parts)}" if parts else "")
+
+
+def evaluate(registry: Registry, request: Request) -> Iterator[Candidate]:
+    """Yield every kernel of the op with its verdict, in order of rank.
+
+    Raises:
+        UnknownOpError: the op does not exist.
+    """
+    contract = registry.contract(request.op)
+    for spec in registry.specs(request.op):
+        reasons = list(_reasons(contract, spec, request))
+        if not reasons:
+            # Importing a library can be slow; it is tried only for a kernel that nothing else rules out.
+            reasons = [reason for library in spec.libraries if (reason := _missing(library)) is not None]
+        verdict = Verdict.REJECTED if reasons else Verdict.ELIGIBLE
+        yield Candidate(spec, verdict, tuple(reasons), tuple(_conditions(contract, spec, request)))
+
+
+def select(registry: Registry, request: Request) -> KernelSpec:
+    """Return the best eligible kernel.
+
+    Raises:
+        UnknownOpError: the op does not exist.
+        PluginError: `solution` names a plugin, or something of one, that failed to load or is disabled.
+        NoKernelError: no kernel is eligible; the message has each one's reason.
+    """
+    if request.solution is not None:
+        _check_solution(registry, request)
+    candidates = []
+    for candidate in evaluate(registry, request):
+        if candidate.verdict is Verdict.ELIGIBLE:
+            return candidate.spec
+        candidates.append(candidate)
+    wanted = request.solution
+    shown = [one for one in candidates if wanted is None or one.spec.answers_to(wanted)] or candidates
+    rejections = [(one.spec.name, "; ".join(reason.text for reason in one.reasons)) for one in shown]
+    rejections += [(f"plugin {one.name}", one.error) for one in registry.plugins if one.error]
+    raise NoKernelError(str(request), rejections, _fix(registry, request, shown))
+
+
+def _reasons(contract: OpContract, spec: KernelSpec, request: Request) -> Iterator[Reason]:
+    wanted, platform = request.solution, request.platform
+    asked = wanted is not None and spec.answers_to(wanted)
+    if wanted is not None and not asked:
+        yield Reason(f'not asked for (solution="{wanted}")')
+    if spec.band is Band.REFERENCE and not asked:
+        yield Reason("never chosen unless asked for", f'pass solution="{spec.solution}"')
+    disabled = sorted({spec.name, spec.solution} & request.config.disabled)
+    if disabled:
+        text = f"disabled by TOKENSPEED_KERNEL_DISABLE ({', '.join(disabled)})"
+        yield Reason(text, f"take {disabled[0]} out of TOKENSPEED_KERNEL_DISABLE")
+    mismatch = spec.capability.mismatch(platform)
+    if mismatch is not None:
+        if spec.capability.interpreter and platform.vendor is Vendor.CPU:
+            if not request.config.triton_interpreter:
+                yield Reason(f"{mismatch}; the interpreter needs TRITON_INTERPRET=1", "")
+            elif not asked:
+                yield Reason(f"{mismatch}; the interpreter is never chosen unless asked for", "")
+        else:
+            yield Reason(mismatch)
+    yield from _format_reasons(spec, request.signature)
+    for trait in contract.traits:
+        constraint = effective_constraint(contract, spec, trait.name)
+        if constraint is None or trait.name not in request.traits:
+            continue
+        value = request.traits[trait.name]
+        if not constraint.accepts(value):
+            nearest = constraint.nearest(value)
+            remedy = f"set {trait.name} to {nearest}" if nearest is not None else ""
+            yield Reason(f"{constraint.describe(trait.name)}, got {value}", remedy)
+
+
+def _format_reasons(spec: KernelSpec, got: Signature | None) -> Iterator[Reason]:
+    if got is None or not spec.formats or any(signature.accepts(got) for signature in spec.formats):
+        return
+    # Name the operand that no signature takes; where each alone would do, the combination is what is wrong.
+    for operand, value in got:
+        takes = {one for signature in spec.formats if (one := signature.get(operand)) is not None}
+        if value not in takes:
+            listed = ", ".join(sorted(str(one) for one in takes)) or "none (the operand must be absent)"
+            yield Reason(f"{operand} in {{{listed}}}, got {value}" if takes else f"{operand} {listed}, got {value}")
+            return
+    combinations = " | ".join(str(signature) for signature in spec.formats)
+    yield Reason(f"formats in {{{combinations}}}, got {got}")
+
+
+def _missing(library: Library) -> Reason | None:
+    """Try the import; a library that is absent or broken is a recorded reason, with the import's own words."""
+    try:
+        importlib.import_module(library.module)
+    except Exception as error:  # noqa: BLE001 - a vendor's package may raise anything when it finds no driver
+        text = f"library {library.module} does not import: {type(error).__name__}: {error}"
+        return Reason(text, f"pip install '{library.requirement}'" if isinstance(error, ModuleNotFoundError) else "")
+    if not library.version:
+        return None
+    try:
+        found = importlib.metadata.version(library.distribution or library.module)
+    except importlib.metadata.PackageNotFoundError:
+        return Reason(f"library {library.module} has no installed metadata, so that its version is unknown")
+    if SpecifierSet(library.version).contains(found, prereleases=True):
+        return None
+    return Reason(f"needs {library.requirement}, got {found}", f"pip install '{library.requirement}'")
+
+
+def _conditions(contract: OpContract, spec: KernelSpec, request: Request) -> Iterator[str]:
+    for trait in contract.traits:
+        constraint = effective_constraint(contract, spec, trait.name)
+        if constraint is not None and trait.name not in request.traits:
+            default = trait.default
+            if default is ANY or isinstance(default, AnyValue) or not constraint.accepts(default):
+                yield constraint.describe(trait.name)
+
+
+def _check_solution(registry: Registry, request: Request) -> None:
+    """Refuse a solution that a failed plugin owns, or that nobody has; it is never replaced by another."""
+    wanted = request.solution
+    assert wanted is not None
+    specs = registry.specs(request.op)
+    for record in registry.plugins:
+        if not record.loaded and record.answers_to(wanted):
+            why = "is disabled by TOKENSPEED_KERNEL_DISABLE_PLUGINS" if record.disabled else f"failed: {record.error}"
+            raise PluginError(
+                f'{request.op}: solution="{wanted}" belongs to plugin {record.name} ({record.distribution}), '
+                f"which {why}\nFix: repair or enable the plugin, or ask for another solution."
+            ) from record.cause
+    if any(spec.answers_to(wanted) for spec in specs):
+        return
+    failed = [record for record in registry.plugins if record.error]
+    known = ", ".join(sorted({spec.solution for spec in specs} | {spec.name for spec in specs}))
+    rejections = [(f"plugin {record.name}", f"failed: {record.error}") for record in failed]
+    error = NoKernelError(
+        f'{request.op}: no kernel or solution is named "{wanted}"', rejections, f"use one of {known or 'none'}"
+    )
+    raise error from (failed[0].cause if failed else None)
+
+
+def _fix(registry: Registry, request: Request, candidates: list[Candidate]) -> str:
+    """The shortest remedies: what would admit the kernel that fails on the fewest points, and the reference."""
+    fixable = [one for one in candidates if all(reason.remedy for reason in one.reasons)]
+    fixable = [one for one in fixable if one.spec.band is not Band.REFERENCE]
+    remedies = []
+    if fixable:
+        best = min(fixable, key=lambda one: len(one.reasons))
+        remedies.append(" and ".join(reason.remedy for reason in best.reasons))
+    if request.solution is None and any(spec.band is Band.REFERENCE for spec in registry.specs(request.op)):
+        remedies.append('pass solution="reference"')
+    if not remedies and request.solution is not None:
+        remedies.append("leave solution out to let another kernel be chosen")
+    return ", or ".join(remedies) or "install a plugin that has a kernel for it, or move the tensors to another device"

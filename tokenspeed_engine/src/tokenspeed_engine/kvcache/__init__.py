@@ -1,0 +1,7 @@
+"""Paged memory for keys and values."""
+
+from tokenspeed_engine.kvcache.page_table import DevicePageTable
+from tokenspeed_engine.kvcache.pool import KVLayout, KVPool
+from tokenspeed_engine.kvcache.sizing import available_bytes, num_pages_for
+
+__all__ = ["DevicePageTable", "KVLayout", "KVPool", "available_bytes", "num_pages_for"]

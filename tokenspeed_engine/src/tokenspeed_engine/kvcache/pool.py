@@ -1,0 +1,61 @@
+"""The memory that holds keys and values of all layers, in pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """What one token's keys and values take.
+
+    Attributes:
+        num_layers: layers that cache.
+        num_kv_heads: KV heads on this rank.
+        head_dim: elements of a head.
+        page_size: tokens in a page.
+        dtype: element type of the cache.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page: keys and values of all layers."""
+        return self.num_layers * 2 * self.page_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVPool:
+    """Keys and values of all layers. Pages are handed out by the scheduler; this object only holds the memory.
+
+    Args:
+        layout: shape of a page.
+        num_pages: pages in the pool.
+        device: where it lives.
+    """
+
+    def __init__(self, layout: KVLayout, num_pages: int, device: torch.device) -> None:
+        if num_pages < 1:
+            raise ValueError(f"kv pool: expected at least 1 page, got {num_pages}")
+        self.layout = layout
+        self.num_pages = num_pages
+        shape = (layout.num_layers, 2, num_pages, layout.page_size, layout.num_kv_heads, layout.head_dim)
+        # Zeros, not empty: masked tails of pages enter products, and NaN times zero is NaN.
+        self._storage = torch.zeros(shape, dtype=layout.dtype, device=device)
+        self._layers = [(layer[0], layer[1]) for layer in self._storage]
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """(k_cache, v_cache) of a layer, each [num_pages, page_size, num_kv_heads, head_dim]."""
+        return self._layers[index]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the pool."""
+        return self.num_pages * self.layout.page_bytes

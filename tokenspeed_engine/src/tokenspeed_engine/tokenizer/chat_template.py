@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -49,7 +49,7 @@ def _to_json(
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
+    return dt.datetime.now().strftime(form)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -116,6 +116,10 @@ class Tokenizer:
         """The token's bytes as text; part of a character becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    def token_name(self, token_id: int) -> str:
+        """The token's name in the vocabulary, such as "Ġworld" or "<|im_end|>"; empty for an unknown id."""
+        return self._backend.id_to_token(token_id) or "" if 0 <= token_id < self.vocab_size else ""
+
     def token_id(self, token: str) -> int | None:
         """The id of a token by its name in the vocabulary, such as "<|im_end|>", or None."""
         found = self._backend.token_to_id(token)

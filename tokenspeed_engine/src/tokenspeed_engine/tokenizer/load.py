@@ -113,7 +113,7 @@ def _from_folder(folder: Path, chat_template: str | None) -> Tokenizer:
 def _read_backend(path: Path) -> BackendTokenizer:
     try:
         return BackendTokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises Exception itself, never a subclass
+    except Exception as error:  # the library raises Exception itself, never a subclass
         raise TokenizerError(f"load tokenizer: {path} cannot be read: {error}. Fix: download the file again.") from error
 
 
@@ -192,7 +192,10 @@ def _listed(value: Any, path: Path) -> Iterator[tuple[str, str]]:
         yield "default", value
         return
     entries = value if isinstance(value, list) else []
-    pairs = [(entry.get("name"), entry.get("template")) for entry in entries if isinstance(entry, dict)]
-    if not pairs or not all(isinstance(name, str) and isinstance(text, str) for name, text in pairs):
+    if not entries:
         raise TokenizerError(f"load tokenizer: {path}: chat_template: expected text or a list of name and template")
-    yield from pairs
+    for entry in entries:
+        name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise TokenizerError(f"load tokenizer: {path}: chat_template: expected name and template, got {entry!r}")
+        yield name, text

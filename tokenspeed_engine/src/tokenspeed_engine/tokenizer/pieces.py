@@ -79,13 +79,14 @@ class _PieceTable(dict[int, Piece]):
         token = self._backend.id_to_token(token_id) if token_id >= 0 else None
         if token is None:
             return ""  # not kept: ids outside the vocabulary would let the table grow without bound
-        piece: Piece = b""
+        raw = b""
         if token_id not in self._hidden:
-            piece = _sentencepiece_bytes(token) if self._sentencepiece else _byte_level_bytes(token)
+            raw = _sentencepiece_bytes(token) if self._sentencepiece else _byte_level_bytes(token)
+        piece: Piece
         try:
-            piece = piece.decode("utf-8")
+            piece = raw.decode("utf-8")
         except UnicodeDecodeError:
-            pass
+            piece = raw
         self[token_id] = piece
         return piece
 

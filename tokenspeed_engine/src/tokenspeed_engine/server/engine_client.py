@@ -70,7 +70,11 @@ class EngineDeadError(EngineClientError):
 
 
 class TextCodec(Protocol):
-    """The part of the tokenizer that the server uses. All methods are pure and safe to call from a worker thread."""
+    """The part of tokenizer.Tokenizer that the server uses; every method may be called from a worker thread."""
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Ids that skip_special_tokens leaves out of a text."""
 
     def encode(self, text: str, add_special_tokens: bool = ...) -> Sequence[int]:
         """Text to ids; add_special_tokens adds what the model expects around a prompt, such as BOS."""

@@ -13,8 +13,8 @@ import itertools
 import pkgutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from tokenspeed_kernel import ops as ops_package
 from tokenspeed_kernel.errors import RegistrationError, UnknownOpError
 from tokenspeed_kernel.platform import KNOWN_PLATFORMS, parse_platform
 from tokenspeed_kernel.spec import Band, KernelSpec, OpContract
@@ -223,22 +223,22 @@ def _overlap(contract: OpContract, first: KernelSpec, second: KernelSpec) -> boo
 def collect_builtin() -> Registry:
     """Return a registry, still open, of all kernels in this distribution."""
     registry = Registry()
-    root = ops_package.__path__[0]
+    root = Path(__file__).parent / "ops"
     for family in _children(root):
-        if "contract" not in _children(f"{root}/{family}", packages=False):
+        if "contract" not in _children(root / family, packages=False):
             continue
-        name = f"{ops_package.__name__}.{family}"
+        name = f"tokenspeed_kernel.ops.{family}"
         registry.add_contracts(importlib.import_module(f"{name}.contract").CONTRACTS)
         solutions = [
             folder
-            for folder in _children(f"{root}/{family}")
-            if "specs" in _children(f"{root}/{family}/{folder}", packages=False)
+            for folder in _children(root / family)
+            if "specs" in _children(root / family / folder, packages=False)
         ]
         for module_name in ("specs", *(f"{solution}.specs" for solution in solutions)):
             registry.add(importlib.import_module(f"{name}.{module_name}").SPECS)
     return registry
 
 
-def _children(folder: str, *, packages: bool = True) -> list[str]:
+def _children(folder: Path, *, packages: bool = True) -> list[str]:
     """Names of the sub-packages, or of the modules, in a folder; nothing is imported."""
-    return sorted(module.name for module in pkgutil.iter_modules([folder]) if module.ispkg is packages)
+    return sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if module.ispkg is packages)

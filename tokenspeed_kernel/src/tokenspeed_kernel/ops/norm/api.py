@@ -1,0 +1,157 @@
+"""Public norm ops: shapes are checked once, then the bound kernel is called."""
+
+from __future__ import annotations
+
+import torch
+from torch.compiler import is_compiling
+
+from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.errors import ShapeError
+from tokenspeed_kernel.ops.norm.contract import FUSED_ADD_RMS_NORM, RMS_NORM
+
+__all__ = ["fused_add_rms_norm", "rms_norm"]
+
+_rms_norm = BoundOp(RMS_NORM)
+_fused_add_rms_norm = BoundOp(FUSED_ADD_RMS_NORM)
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    solution: str | None = None,
+) -> torch.Tensor:
+    """Divide each row by its root mean square, and scale it.
+
+    Args:
+        x: [..., hidden] fp32, bf16 or fp16, any strides.
+        weight: [hidden], dtype of x or fp32.
+        eps: added to the mean of squares; dimensionless.
+        out: optional, shape and dtype of x, written in place; it may be x.
+        solution: solution or kernel to insist on; chosen by the registry where left out.
+    Returns:
+        out, or a new contiguous tensor of x's shape and dtype.
+    Raises:
+        ShapeError: shapes disagree.  NoKernelError: nothing qualifies.
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467, equation 4.
+    """
+    if is_compiling():
+        result = _library_rms_norm(x, weight, eps, solution)
+        return result if out is None else out.copy_(result)
+    if weight.dim() != 1 or x.dim() == 0 or x.shape[-1] != weight.shape[0]:
+        raise _weight_error(RMS_NORM.name, x, weight)
+    if out is not None and (out.shape != x.shape or out.dtype is not x.dtype):
+        raise _output_error(RMS_NORM.name, "out", x, out)
+    kernel = _rms_norm.kernel(x.device, (x.dtype, weight.dtype), (), solution)
+    result = kernel(x, weight, eps=eps, out=out)
+    return result  # type: ignore[no-any-return]
+
+
+def fused_add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    residual_out: torch.Tensor | None = None,
+    solution: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add the residual, and normalize the sum: `residual_out = x + residual; out = rms_norm(residual_out)`.
+
+    The norm is taken of the sum as rounded to the output's dtype, so that it agrees with the two separate ops.
+
+    Args:
+        x: [..., hidden] fp32, bf16 or fp16, any strides.
+        residual: as x.
+        weight: [hidden], dtype of x or fp32.
+        eps: added to the mean of squares; dimensionless.
+        out: optional, shape and dtype of x, written in place; it may be x.
+        residual_out: optional, shape and dtype of x, written in place; it may be residual. It must not be `out`.
+        solution: solution or kernel to insist on; chosen by the registry where left out.
+    Returns:
+        (out, residual_out), new contiguous tensors where not given.
+    Raises:
+        ShapeError: shapes disagree.  NoKernelError: nothing qualifies.
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467, equation 4.
+    """
+    if is_compiling():
+        normed, total = _library_fused_add_rms_norm(x, residual, weight, eps, solution)
+        return (normed if out is None else out.copy_(normed), total if residual_out is None else residual_out.copy_(total))
+    if weight.dim() != 1 or x.dim() == 0 or x.shape[-1] != weight.shape[0]:
+        raise _weight_error(FUSED_ADD_RMS_NORM.name, x, weight)
+    if residual.shape != x.shape or residual.dtype is not x.dtype:
+        raise _output_error(FUSED_ADD_RMS_NORM.name, "residual", x, residual)
+    if out is not None and (out.shape != x.shape or out.dtype is not x.dtype):
+        raise _output_error(FUSED_ADD_RMS_NORM.name, "out", x, out)
+    if residual_out is not None:
+        if residual_out.shape != x.shape or residual_out.dtype is not x.dtype:
+            raise _output_error(FUSED_ADD_RMS_NORM.name, "residual_out", x, residual_out)
+        if residual_out is out:
+            raise ShapeError(
+                FUSED_ADD_RMS_NORM.name, expected="out and residual_out apart", got="one tensor for both", fix="give two"
+            )
+    kernel = _fused_add_rms_norm.kernel(x.device, (x.dtype, residual.dtype, weight.dtype), (), solution)
+    result = kernel(x, residual, weight, eps=eps, out=out, residual_out=residual_out)
+    return result  # type: ignore[no-any-return]
+
+
+def _weight_error(op: str, x: torch.Tensor, weight: torch.Tensor) -> ShapeError:
+    return ShapeError(
+        op,
+        expected="x [..., hidden] and weight [hidden]",
+        got=f"x {list(x.shape)} and weight {list(weight.shape)}",
+        fix="give weight one element for each of x's last dimension",
+    )
+
+
+def _output_error(op: str, name: str, x: torch.Tensor, got: torch.Tensor) -> ShapeError:
+    return ShapeError(
+        op,
+        expected=f"{name} {list(x.shape)} {x.dtype}",
+        got=f"{list(got.shape)} {got.dtype}",
+        fix=f"give {name} the shape and dtype of x",
+    )
+
+
+def _run_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, solution: str | None = None) -> torch.Tensor:
+    # A compiled graph calls this at run time, when nothing is being compiled any more.
+    if weight.dim() != 1 or x.dim() == 0 or x.shape[-1] != weight.shape[0]:
+        raise _weight_error(RMS_NORM.name, x, weight)
+    kernel = _rms_norm.kernel(x.device, (x.dtype, weight.dtype), (), solution)
+    result: torch.Tensor = kernel(x, weight, eps=eps, out=None)
+    return result
+
+
+def _fake_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, solution: str | None = None) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _run_fused_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, solution: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if weight.dim() != 1 or x.dim() == 0 or x.shape[-1] != weight.shape[0]:
+        raise _weight_error(FUSED_ADD_RMS_NORM.name, x, weight)
+    if residual.shape != x.shape or residual.dtype is not x.dtype:
+        raise _output_error(FUSED_ADD_RMS_NORM.name, "residual", x, residual)
+    kernel = _fused_add_rms_norm.kernel(x.device, (x.dtype, residual.dtype, weight.dtype), (), solution)
+    result: tuple[torch.Tensor, torch.Tensor] = kernel(x, residual, weight, eps=eps, out=None, residual_out=None)
+    return result
+
+
+def _fake_fused_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, solution: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+_library_rms_norm = register_library_op(
+    "rms_norm(Tensor x, Tensor weight, float eps, str? solution=None) -> Tensor", _run_rms_norm, _fake_rms_norm
+)
+_library_fused_add_rms_norm = register_library_op(
+    "fused_add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, str? solution=None) -> (Tensor, Tensor)",
+    _run_fused_add_rms_norm,
+    _fake_fused_add_rms_norm,
+)

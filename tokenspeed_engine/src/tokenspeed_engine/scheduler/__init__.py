@@ -1,0 +1,23 @@
+"""The control plane: which tokens run in the next step, and on which pages."""
+
+from tokenspeed_engine.scheduler._scheduler import (
+    AbortStatus,
+    CommitResult,
+    DebugOwners,
+    Plan,
+    Scheduler,
+    SchedulerConfig,
+    SchedulerStats,
+    SubmitStatus,
+)
+
+__all__ = [
+    "AbortStatus",
+    "CommitResult",
+    "DebugOwners",
+    "Plan",
+    "Scheduler",
+    "SchedulerConfig",
+    "SchedulerStats",
+    "SubmitStatus",
+]

@@ -1,0 +1,316 @@
+// The Python face of the control plane. Only plain numbers and read-only integer arrays cross; no handle does.
+//
+// Arrays are NumPy views of the C++ buffers. A view keeps its buffer alive; what it shows is overwritten as documented in the stub.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "../invariant.h"
+#include "../plan/scheduler.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tokenspeed {
+namespace {
+
+using TokenArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::span<const std::int32_t> as_span(const TokenArray& array) { return {array.data(), array.shape(0)}; }
+
+// A read-only view of `size` elements that keeps `owner` alive.
+template <class T>
+nb::object view(const T* data, std::size_t size, nb::handle owner) {
+  const std::array<std::size_t, 1> shape{size};
+  return nb::cast(nb::ndarray<nb::numpy, const T, nb::ndim<1>>(data, 1, shape.data(), owner), nb::rv_policy::reference);
+}
+template <class T>
+nb::object view_2d(const T* data, std::size_t rows, std::size_t columns, nb::handle owner) {
+  const std::array<std::size_t, 2> shape{rows, columns};
+  return nb::cast(nb::ndarray<nb::numpy, const T, nb::ndim<2>>(data, 2, shape.data(), owner), nb::rv_policy::reference);
+}
+
+// An object that keeps a shared pointer alive for views.
+template <class T>
+nb::object keeper(std::shared_ptr<T> shared) {
+  auto* held = new std::shared_ptr<T>(std::move(shared));
+  return nb::capsule(held, [](void* pointer) noexcept { delete static_cast<std::shared_ptr<T>*>(pointer); });
+}
+
+// Copies a vector that nothing else holds into a new array.
+template <class T>
+nb::object owned_array(std::vector<T>&& values) {
+  auto shared = std::make_shared<std::vector<T>>(std::move(values));
+  const T* data = shared->data();
+  const std::size_t size = shared->size();
+  return view(data, size, keeper(std::move(shared)));
+}
+
+// One NumPy array over the whole of a reused buffer, made once; properties slice it.
+struct BaseArray {
+  nb::object array;
+  template <class T>
+  BaseArray(const std::vector<T>& buffer, nb::handle owner) : array(view(buffer.data(), buffer.size(), owner)) {}
+  nb::object first(std::int32_t count) const {
+    nb::object slice = nb::steal(PySlice_New(nullptr, nb::int_(count).ptr(), nullptr));
+    return nb::steal(PyObject_GetItem(array.ptr(), slice.ptr()));
+  }
+};
+
+struct PlanArrays {
+  explicit PlanArrays(std::shared_ptr<const StepBuffers> step_buffers)
+      : buffers(std::move(step_buffers)),
+        owner(keeper(buffers)),
+        request_ids(buffers->request_ids, owner),
+        slots(buffers->rows, owner),
+        query_lens(buffers->query_lens, owner),
+        cu_query_lens(buffers->cu_query_lens, owner),
+        seq_lens(buffers->seq_lens, owner),
+        token_ids(buffers->token_ids, owner),
+        positions(buffers->positions, owner),
+        slot_mapping(buffers->slot_mapping, owner),
+        sample_rows(buffers->sample_rows, owner),
+        output_index(buffers->output_index, owner) {}
+  std::shared_ptr<const StepBuffers> buffers;
+  nb::object owner;
+  BaseArray request_ids, slots, query_lens, cu_query_lens, seq_lens, token_ids, positions, slot_mapping, sample_rows, output_index;
+};
+
+// What plan() returns: the numbers of one step, and access to its arrays while they last.
+struct Plan {
+  std::shared_ptr<const PlanArrays> arrays;  // null when nothing can run
+  std::int64_t step = -1;
+  std::int32_t num_requests = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t num_decodes = 0;
+  std::int32_t num_samples = 0;
+  std::shared_ptr<const std::vector<PageUpdate>> page_updates;
+
+  nb::object get(const BaseArray PlanArrays::* which, std::int32_t count) const {
+    if (arrays == nullptr) throw UsageError("Plan: an empty plan has no arrays. Fix: check num_requests first");
+    if (arrays->buffers->step != step) {
+      throw UsageError("Plan: the arrays of step " + std::to_string(step) + " were reused by step " +
+                       std::to_string(arrays->buffers->step) + ". Fix: read a plan before the plan after the next");
+    }
+    return ((*arrays).*which).first(count);
+  }
+};
+
+struct CommitArrays {
+  CommitArrays(const CommitBuffers& commit_buffers, nb::handle owner)
+      : buffers(&commit_buffers),
+        request_ids(commit_buffers.request_ids, owner),
+        token_ids(commit_buffers.token_ids, owner),
+        finish_reasons(commit_buffers.finish_reasons, owner),
+        num_prompt_tokens(commit_buffers.num_prompt_tokens, owner),
+        num_cached_tokens(commit_buffers.num_cached_tokens, owner),
+        output_index(commit_buffers.output_index, owner) {}
+  const CommitBuffers* buffers;
+  BaseArray request_ids, token_ids, finish_reasons, num_prompt_tokens, num_cached_tokens, output_index;
+};
+
+struct CommitResult {
+  std::shared_ptr<const CommitArrays> arrays;
+  std::int64_t step = -1;
+  std::int32_t num_events = 0;
+
+  nb::object get(const BaseArray CommitArrays::* which) const {
+    if (arrays->buffers->step != step) {
+      throw UsageError("CommitResult: the arrays of step " + std::to_string(step) + " were reused by step " +
+                       std::to_string(arrays->buffers->step) + ". Fix: read a result before the commit after the next");
+    }
+    return ((*arrays).*which).first(num_events);
+  }
+};
+
+struct DebugOwners {
+  nb::object kind, request_id, num_owners;
+};
+
+// The scheduler with the arrays over its buffers, made when a buffer is first seen.
+struct BoundScheduler {
+  explicit BoundScheduler(const SchedulerConfig& config) : core(std::make_shared<Scheduler>(config)), owner(keeper(core)) {
+    const SchedulerConfig& checked = core->config();
+    page_table = view_2d(core->page_table().data(), static_cast<std::size_t>(checked.max_num_seqs),
+                         static_cast<std::size_t>(checked.max_pages_per_request()), owner);
+  }
+
+  Plan plan() {
+    std::shared_ptr<const StepBuffers> step = core->plan();
+    if (step == nullptr) return Plan{};
+    auto found = plan_arrays.begin();
+    while (found != plan_arrays.end() && (*found)->buffers != step) ++found;
+    if (found == plan_arrays.end()) found = plan_arrays.insert(found, std::make_shared<const PlanArrays>(step));
+    return Plan{*found, step->step, step->num_requests, step->num_tokens, step->num_decodes, step->num_samples, step->page_updates};
+  }
+
+  CommitResult commit(std::int64_t step, const TokenArray& sampled) {
+    const CommitBuffers& result = core->commit(step, as_span(sampled));
+    auto found = commit_arrays.begin();
+    while (found != commit_arrays.end() && (*found)->buffers != &result) ++found;
+    if (found == commit_arrays.end()) found = commit_arrays.insert(found, std::make_shared<const CommitArrays>(result, owner));
+    return CommitResult{*found, result.step, result.num_events};
+  }
+
+  std::shared_ptr<Scheduler> core;
+  nb::object owner;
+  nb::object page_table;
+  std::vector<std::shared_ptr<const PlanArrays>> plan_arrays;      // one for each buffer of the ring
+  std::vector<std::shared_ptr<const CommitArrays>> commit_arrays;  // two
+};
+
+std::string describe(const SchedulerConfig& c) {
+  return "SchedulerConfig(num_pages=" + std::to_string(c.num_pages) + ", page_size=" + std::to_string(c.page_size) +
+         ", max_num_seqs=" + std::to_string(c.max_num_seqs) + ", max_num_batched_tokens=" + std::to_string(c.max_num_batched_tokens) +
+         ", max_model_len=" + std::to_string(c.max_model_len) + ", chunk_size=" + std::to_string(c.chunk_size) +
+         ", enable_prefix_cache=" + (c.enable_prefix_cache ? "True" : "False") +
+         ", max_in_flight_steps=" + std::to_string(c.max_in_flight_steps) + ")";
+}
+
+std::string describe(const Plan& p) {
+  return "Plan(step=" + std::to_string(p.step) + ", num_requests=" + std::to_string(p.num_requests) +
+         ", num_tokens=" + std::to_string(p.num_tokens) + ", num_decodes=" + std::to_string(p.num_decodes) + ")";
+}
+
+}  // namespace
+
+NB_MODULE(_scheduler, m) {
+  m.doc() = "Control plane of the engine: requests, pages, prefix cache, batches.";
+  // A ValueError is a call that does not fit, a RuntimeError misuse of the sequence of calls or a bug: the message tells which.
+
+  nb::enum_<SubmitStatus>(m, "SubmitStatus")
+      .value("OK", SubmitStatus::kOk)
+      .value("EMPTY", SubmitStatus::kEmpty)
+      .value("INVALID_TOKEN", SubmitStatus::kInvalidToken)
+      .value("INVALID_LENGTH", SubmitStatus::kInvalidLength)
+      .value("TOO_LONG", SubmitStatus::kTooLong)
+      .value("NEVER_FITS", SubmitStatus::kNeverFits)
+      .value("DUPLICATE", SubmitStatus::kDuplicate);
+
+  nb::enum_<AbortStatus>(m, "AbortStatus")
+      .value("OK", AbortStatus::kOk)
+      .value("NOT_FOUND", AbortStatus::kNotFound)
+      .value("ALREADY_ENDED", AbortStatus::kAlreadyEnded);
+
+  nb::class_<SchedulerConfig>(m, "SchedulerConfig")
+      .def(
+          "__init__",
+          [](SchedulerConfig* self, std::int32_t num_pages, std::int32_t page_size, std::int32_t max_num_seqs,
+             std::int32_t max_num_batched_tokens, std::int32_t max_model_len, std::int32_t chunk_size, bool enable_prefix_cache,
+             std::int32_t max_in_flight_steps) {
+            SchedulerConfig config{num_pages,  page_size,           max_num_seqs,       max_num_batched_tokens, max_model_len,
+                                   chunk_size, enable_prefix_cache, max_in_flight_steps};
+            if (const std::string problem = config.problem(); !problem.empty()) {
+              throw std::invalid_argument("SchedulerConfig." + problem);
+            }
+            new (self) SchedulerConfig(config);
+          },
+          nb::kw_only(), "num_pages"_a, "page_size"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "max_model_len"_a,
+          "chunk_size"_a = 0, "enable_prefix_cache"_a = true, "max_in_flight_steps"_a = 2)
+      .def_ro("num_pages", &SchedulerConfig::num_pages)
+      .def_ro("page_size", &SchedulerConfig::page_size)
+      .def_ro("max_num_seqs", &SchedulerConfig::max_num_seqs)
+      .def_ro("max_num_batched_tokens", &SchedulerConfig::max_num_batched_tokens)
+      .def_ro("max_model_len", &SchedulerConfig::max_model_len)
+      .def_ro("chunk_size", &SchedulerConfig::chunk_size)
+      .def_ro("enable_prefix_cache", &SchedulerConfig::enable_prefix_cache)
+      .def_ro("max_in_flight_steps", &SchedulerConfig::max_in_flight_steps)
+      .def_prop_ro("max_pages_per_request", &SchedulerConfig::max_pages_per_request)
+      .def("__repr__", [](const SchedulerConfig& self) { return describe(self); });
+
+  nb::class_<SchedulerStats>(m, "SchedulerStats")
+      .def_ro("num_pages", &SchedulerStats::num_pages)
+      .def_ro("free_pages", &SchedulerStats::free_pages)
+      .def_ro("owned_pages", &SchedulerStats::owned_pages)
+      .def_ro("cached_pages", &SchedulerStats::cached_pages)
+      .def_ro("evictable_pages", &SchedulerStats::evictable_pages)
+      .def_ro("num_waiting", &SchedulerStats::num_waiting)
+      .def_ro("num_running", &SchedulerStats::num_running)
+      .def_ro("num_draining", &SchedulerStats::num_draining)
+      .def_ro("num_in_flight_steps", &SchedulerStats::num_in_flight_steps)
+      .def_ro("num_steps", &SchedulerStats::num_steps)
+      .def_ro("num_submitted", &SchedulerStats::num_submitted)
+      .def_ro("num_finished", &SchedulerStats::num_finished)
+      .def_ro("num_aborted", &SchedulerStats::num_aborted)
+      .def_ro("num_retractions", &SchedulerStats::num_retractions)
+      .def_ro("num_evicted_pages", &SchedulerStats::num_evicted_pages)
+      .def_ro("prefix_query_tokens", &SchedulerStats::prefix_query_tokens)
+      .def_ro("prefix_hit_tokens", &SchedulerStats::prefix_hit_tokens)
+      .def_ro("recomputed_tokens", &SchedulerStats::recomputed_tokens);
+
+  nb::class_<Plan>(m, "Plan")
+      .def_ro("step", &Plan::step)
+      .def_ro("num_requests", &Plan::num_requests)
+      .def_ro("num_tokens", &Plan::num_tokens)
+      .def_ro("num_decodes", &Plan::num_decodes)
+      .def_ro("num_samples", &Plan::num_samples)
+      .def_prop_ro("request_ids", [](const Plan& self) { return self.get(&PlanArrays::request_ids, self.num_requests); })
+      .def_prop_ro("slots", [](const Plan& self) { return self.get(&PlanArrays::slots, self.num_requests); })
+      .def_prop_ro("query_lens", [](const Plan& self) { return self.get(&PlanArrays::query_lens, self.num_requests); })
+      .def_prop_ro("cu_query_lens", [](const Plan& self) { return self.get(&PlanArrays::cu_query_lens, self.num_requests + 1); })
+      .def_prop_ro("seq_lens", [](const Plan& self) { return self.get(&PlanArrays::seq_lens, self.num_requests); })
+      .def_prop_ro("token_ids", [](const Plan& self) { return self.get(&PlanArrays::token_ids, self.num_tokens); })
+      .def_prop_ro("positions", [](const Plan& self) { return self.get(&PlanArrays::positions, self.num_tokens); })
+      .def_prop_ro("slot_mapping", [](const Plan& self) { return self.get(&PlanArrays::slot_mapping, self.num_tokens); })
+      .def_prop_ro("sample_rows", [](const Plan& self) { return self.get(&PlanArrays::sample_rows, self.num_samples); })
+      .def_prop_ro("output_index", [](const Plan& self) { return self.get(&PlanArrays::output_index, self.num_samples); })
+      .def_prop_ro("page_updates",
+                   [](const Plan& self) {
+                     if (self.page_updates == nullptr) {
+                       throw UsageError("Plan: an empty plan has no arrays. Fix: check num_requests first");
+                     }
+                     const auto* data = reinterpret_cast<const std::int32_t*>(self.page_updates->data());
+                     return view_2d(data, self.page_updates->size(), 3, keeper(self.page_updates));
+                   })
+      .def("__bool__", [](const Plan& self) { return self.num_requests > 0; })
+      .def("__repr__", [](const Plan& self) { return describe(self); });
+
+  nb::class_<CommitResult>(m, "CommitResult")
+      .def_ro("step", &CommitResult::step)
+      .def_ro("num_events", &CommitResult::num_events)
+      .def_prop_ro("request_ids", [](const CommitResult& self) { return self.get(&CommitArrays::request_ids); })
+      .def_prop_ro("token_ids", [](const CommitResult& self) { return self.get(&CommitArrays::token_ids); })
+      .def_prop_ro("finish_reasons", [](const CommitResult& self) { return self.get(&CommitArrays::finish_reasons); })
+      .def_prop_ro("num_prompt_tokens", [](const CommitResult& self) { return self.get(&CommitArrays::num_prompt_tokens); })
+      .def_prop_ro("num_cached_tokens", [](const CommitResult& self) { return self.get(&CommitArrays::num_cached_tokens); })
+      .def_prop_ro("output_index", [](const CommitResult& self) { return self.get(&CommitArrays::output_index); });
+
+  nb::class_<DebugOwners>(m, "DebugOwners")
+      .def_ro("kind", &DebugOwners::kind)
+      .def_ro("request_id", &DebugOwners::request_id)
+      .def_ro("num_owners", &DebugOwners::num_owners);
+
+  nb::class_<BoundScheduler>(m, "Scheduler")
+      .def(nb::init<const SchedulerConfig&>(), "config"_a)
+      .def_prop_ro("config", [](const BoundScheduler& self) { return self.core->config(); })
+      .def_prop_ro("page_table", [](const BoundScheduler& self) { return self.page_table; })
+      .def(
+          "submit",
+          [](BoundScheduler& self, std::int64_t request_id, const TokenArray& token_ids, std::int64_t max_new_tokens,
+             const TokenArray& stop_token_ids, std::int64_t min_new_tokens, bool use_prefix_cache) {
+            return self.core->submit(request_id, as_span(token_ids), max_new_tokens, as_span(stop_token_ids), min_new_tokens,
+                                     use_prefix_cache);
+          },
+          "request_id"_a, nb::arg("token_ids").noconvert(), "max_new_tokens"_a, nb::arg("stop_token_ids").noconvert(),
+          "min_new_tokens"_a = 0, "use_prefix_cache"_a = true)
+      .def("plan", &BoundScheduler::plan)
+      .def("commit", &BoundScheduler::commit, "step"_a, nb::arg("sampled").noconvert())
+      .def("abort", [](BoundScheduler& self, std::int64_t request_id) { return self.core->abort(request_id); }, "request_id"_a)
+      .def("flush_cache", [](BoundScheduler& self) { return self.core->flush_cache(); })
+      .def("stats", [](const BoundScheduler& self) { return self.core->stats(); })
+      .def("has_work", [](const BoundScheduler& self) { return self.core->has_work(); })
+      .def("debug_owners", [](const BoundScheduler& self) {
+        OwnerSnapshot snapshot = self.core->owners();
+        return DebugOwners{owned_array(std::move(snapshot.kind)), owned_array(std::move(snapshot.request_id)),
+                           owned_array(std::move(snapshot.num_owners))};
+      });
+}
+
+}  // namespace tokenspeed

@@ -1,0 +1,65 @@
+// What the scheduler is told once, and the answers of its interface.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+namespace tokenspeed {
+
+struct SchedulerConfig {
+  std::int32_t num_pages = 0;               // pages of the pool; all of them can be used
+  std::int32_t page_size = 0;               // tokens in a page
+  std::int32_t max_num_seqs = 0;            // requests that run at the same time: rows of the page table
+  std::int32_t max_num_batched_tokens = 0;  // tokens in one step
+  std::int32_t max_model_len = 0;           // tokens in one request, prompt and output together
+  std::int32_t chunk_size = 0;              // prompt tokens of one request in one step; 0: as many as the budget allows
+  bool enable_prefix_cache = true;
+  std::int32_t max_in_flight_steps = 2;     // steps that may be planned and not committed
+
+  // No request can hold more than the pool has.
+  std::int32_t max_pages_per_request() const { return std::min((max_model_len + page_size - 1) / page_size, num_pages); }
+  // Empty when the values fit together, else what is wrong and what to do.
+  std::string problem() const;
+};
+
+enum class SubmitStatus : std::int8_t {
+  kOk,
+  kEmpty,           // no prompt token
+  kInvalidToken,    // a negative token id
+  kInvalidLength,   // max_new_tokens under 1, or min_new_tokens negative
+  kTooLong,         // prompt + max_new_tokens over max_model_len
+  kNeverFits,       // needs more pages than the pool has
+  kDuplicate,       // the id is in use
+};
+
+enum class AbortStatus : std::int8_t {
+  kOk,             // no further scheduling and no further output
+  kNotFound,       // no such request
+  kAlreadyEnded,   // finished or aborted before; its pages wait for a step in flight
+};
+
+enum class FinishReason : std::int8_t { kRunning = 0, kStop = 1, kLength = 2 };
+
+struct SchedulerStats {
+  std::int32_t num_pages = 0;
+  std::int32_t free_pages = 0;
+  std::int32_t owned_pages = 0;      // held by one request
+  std::int32_t cached_pages = 0;     // in the prefix cache, in use or not
+  std::int32_t evictable_pages = 0;  // those of them that no request uses
+  std::int32_t num_waiting = 0;      // submitted or retracted
+  std::int32_t num_running = 0;      // prefilling or decoding
+  std::int32_t num_draining = 0;     // over or retracted, pages held for a step in flight
+  std::int32_t num_in_flight_steps = 0;
+  std::int64_t num_steps = 0;            // planned so far
+  std::int64_t num_submitted = 0;        // accepted so far
+  std::int64_t num_finished = 0;         // by stop or length
+  std::int64_t num_aborted = 0;
+  std::int64_t num_retractions = 0;
+  std::int64_t num_evicted_pages = 0;
+  std::int64_t prefix_query_tokens = 0;  // prompt tokens of first admissions that may use the cache
+  std::int64_t prefix_hit_tokens = 0;    // those of them that were found
+  std::int64_t recomputed_tokens = 0;    // tokens computed again after retractions
+};
+
+}  // namespace tokenspeed

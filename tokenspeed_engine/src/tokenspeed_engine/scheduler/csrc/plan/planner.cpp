@@ -1,0 +1,244 @@
+// plan(): which tokens run in the next step, and on which pages.
+//
+// Decodes first: each running stream gets its token. The rest of the budget goes to prefill chunks, first come, first served, and
+// then to admissions in order of arrival. Nobody overtakes the head of the queue, so nobody starves.
+//
+// Pages for a decode come from the free list, then from cached pages that nobody uses, then from the running request that arrived
+// last, which goes back to the head of the queue. The request that arrived first is never the victim while another runs, and one
+// request alone always fits (submit refuses what does not): so the oldest always gets on, and there is no livelock.
+#include <algorithm>
+
+#include "../invariant.h"
+#include "must_dispatch.h"
+#include "scheduler.h"
+
+namespace tokenspeed {
+
+std::shared_ptr<const StepBuffers> Scheduler::plan() {
+  if (next_step_ - oldest_open_step_ >= config_.max_in_flight_steps) {
+    throw UsageError("scheduler.plan: expected fewer than " + std::to_string(config_.max_in_flight_steps) +
+                     " steps in flight, got " + std::to_string(next_step_ - oldest_open_step_) + ". Fix: commit step " +
+                     std::to_string(oldest_open_step_) + " first, or raise max_in_flight_steps");
+  }
+  if (tree_) tree_->tick();
+  const std::shared_ptr<StepBuffers>& out = ring_[static_cast<std::size_t>(next_step_) % ring_.size()];
+  out->clear();
+  retracted_in_plan_ = false;
+  stalled_in_plan_ = false;
+  plan_decodes(*out);
+  plan_prefills(*out);
+  // Whoever was just retracted would be the first to be admitted: pages are short, so wait for the next step.
+  if (!retracted_in_plan_ && !stalled_in_plan_) plan_admissions(*out);
+  if (out->num_requests == 0) {
+    // The oldest request can always run unless a step in flight holds its token or pages that it waits for.
+    TOKENSPEED_INVARIANT(requests_.empty() || next_step_ > oldest_open_step_);
+    return nullptr;
+  }
+  out->step = next_step_++;
+  out->cu_query_lens[static_cast<std::size_t>(out->num_requests)] = out->num_tokens;
+  if (!pending_updates_.empty()) {
+    out->page_updates = std::make_shared<const std::vector<PageUpdate>>(pending_updates_);
+    pending_updates_.clear();
+  } else if (!out->page_updates->empty()) {
+    out->page_updates = std::make_shared<const std::vector<PageUpdate>>();
+  }
+  return out;
+}
+
+void Scheduler::plan_decodes(StepBuffers& out) {
+  // Retraction shortens running_ from the end, never before the request at hand.
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    Request& request = *running_[i];
+    if (!request.is_decoding()) continue;
+    if (request.num_sampled() + request.in_flight_samples >= request.max_new_tokens) continue;  // its last token is in flight
+    if (request.num_planned == request.num_table_pages * config_.page_size && !grow_for_decode(request)) continue;
+    plan_row(out, request, 1);
+  }
+  out.num_decodes = out.num_requests;
+}
+
+// One more page for a decode. False when the request must wait for a commit, or was itself retracted.
+bool Scheduler::grow_for_decode(Request& request) {
+  while (take_pages(request, 1) == 0) {
+    if (num_draining_ > 0) {  // pages are on their way back: better one step late than to recompute a request
+      stalled_in_plan_ = true;
+      return false;
+    }
+    const bool is_latest = running_.back() == &request;
+    TOKENSPEED_INVARIANT(!is_latest || running_.size() > 1);
+    retract_latest();
+    if (is_latest) return false;
+  }
+  return true;
+}
+
+void Scheduler::plan_prefills(StepBuffers& out) {
+  for (std::size_t i = 0; num_prefilling_ > 0 && i < running_.size() && out.num_tokens < config_.max_num_batched_tokens; ++i) {
+    Request& request = *running_[i];
+    if (!request.is_prefilling()) continue;
+    plan_chunk(out, request, request.num_known() - request.num_planned);
+  }
+}
+
+void Scheduler::plan_admissions(StepBuffers& out) {
+  while (!waiting_.empty() && out.num_tokens < config_.max_num_batched_tokens && rows_.num_free() > 0) {
+    Request& request = *waiting_.begin()->second;
+    if (!admit(request)) return;
+    plan_chunk(out, request, request.num_known() - request.num_planned);
+  }
+}
+
+// Gives the request a row and its cached prefix when the pool holds enough for all of its known tokens and the next one.
+bool Scheduler::admit(Request& request) {
+  if (request.is_retracting()) return false;  // a step in flight still writes its old pages
+  const std::int32_t num_known = request.num_known();
+  const std::int32_t needed = pages_for(std::min(num_known + 1, request.most_cached_tokens()));
+  // Running decodes may each want a page soon; with nobody running, the rule must not keep the last request out.
+  const std::int32_t reserve =
+      running_.empty() ? 0 : promised_pages_ + static_cast<std::int32_t>(running_.size()) - num_prefilling_;
+  // A cheap bound first: at best all pages that are locked now are shared.
+  const std::int32_t locked = tree_ ? tree_->num_locked_pages() : 0;
+  if (needed - locked + reserve > available_pages()) return false;
+
+  NodeRef prefix;
+  std::int32_t hit_pages = 0;
+  if (tree_) {
+    // The last known token is always computed: its logits are what the request waits for.
+    const std::int32_t max_hit = request.use_prefix_cache ? (num_known - 1) / config_.page_size : 0;
+    const PrefixProbe hit = tree_->probe(request.tokens, max_hit);
+    if (needed - hit.num_locked_pages + reserve > available_pages()) return false;
+    prefix = tree_->lock_prefix(request.tokens, max_hit);
+    hit_pages = hit.num_pages;
+  } else if (needed + reserve > available_pages()) {
+    return false;
+  }
+
+  const std::int32_t hit_tokens = hit_pages * config_.page_size;
+  path_pages_.clear();
+  prefix.append_path_pages(path_pages_);
+  TOKENSPEED_INVARIANT(static_cast<std::int32_t>(path_pages_.size()) == hit_pages);
+  RowLease row = rows_.lease();
+  request.row = row.row();
+  must_dispatch(request, Admit{KvHold{std::move(row), std::move(prefix), OwnedPages(allocator_)}});
+  for (std::int32_t index = 0; index < hit_pages; ++index) set_table(request, index, path_pages_[static_cast<std::size_t>(index)]);
+  request.num_table_pages = hit_pages;
+  request.num_shared_pages = hit_pages;
+  request.num_planned = hit_tokens;
+  request.num_committed = hit_tokens;
+  request.promised_pages = needed - hit_pages;
+  promised_pages_ += request.promised_pages;
+  if (!request.admitted_before) {
+    request.admitted_before = true;
+    request.num_cached_tokens = hit_tokens;
+    if (tree_ && request.use_prefix_cache) {
+      counters_.prefix_query_tokens += request.num_prompt;
+      counters_.prefix_hit_tokens += hit_tokens;
+    }
+  }
+  waiting_.erase(waiting_.begin());
+  TOKENSPEED_INVARIANT(running_.empty() || running_.back()->arrival < request.arrival);
+  running_.push_back(&request);
+  ++num_prefilling_;
+  return true;
+}
+
+// Plans up to `num_tokens` more prompt tokens, as budget, chunk size and pages allow.
+void Scheduler::plan_chunk(StepBuffers& out, Request& request, std::int32_t num_tokens) {
+  num_tokens = std::min(num_tokens, config_.max_num_batched_tokens - out.num_tokens);
+  if (config_.chunk_size > 0) num_tokens = std::min(num_tokens, config_.chunk_size);
+  num_tokens = grow_for_prefill(request, num_tokens);
+  if (num_tokens == 0) {
+    stalled_in_plan_ = true;
+    return;
+  }
+  plan_row(out, request, num_tokens);
+  if (request.num_planned == request.num_known()) {
+    forget_promise(request);
+    must_dispatch(request, LastChunkPlanned{});
+    --num_prefilling_;
+  }
+}
+
+// Pages for a chunk; returns how many tokens the request can take now. A prefill takes what there is. Only when there is nothing,
+// and those behind it hold half-computed prompts, do they give way: decodes have their rows in this step already.
+std::int32_t Scheduler::grow_for_prefill(Request& request, std::int32_t num_tokens) {
+  for (;;) {
+    const std::int32_t missing = pages_for(request.num_planned + num_tokens) - request.num_table_pages;
+    if (missing > 0) take_pages(request, missing);
+    const std::int32_t room = request.num_table_pages * config_.page_size - request.num_planned;
+    if (room > 0) return std::min(num_tokens, room);
+    Request& latest = *running_.back();
+    if (num_draining_ > 0 || &latest == &request || !latest.is_prefilling()) return 0;
+    retract_latest();
+  }
+}
+
+// Up to `count` pages, evicting cached ones when the free list is short. Returns how many.
+std::int32_t Scheduler::take_pages(Request& request, std::int32_t count) {
+  if (allocator_.num_free() < count && tree_) counters_.num_evicted_pages += tree_->evict(count - allocator_.num_free());
+  count = std::min(count, allocator_.num_free());
+  KvHold& kv = *held_kv(request.state);
+  allocator_.allocate_into(kv.pages, count);
+  const auto taken = kv.pages.ids().last(static_cast<std::size_t>(count));
+  for (const PageId page : taken) set_table(request, request.num_table_pages++, page);
+  const std::int32_t kept_promise = std::min(count, request.promised_pages);
+  request.promised_pages -= kept_promise;
+  promised_pages_ -= kept_promise;
+  return count;
+}
+
+void Scheduler::retract_latest() {
+  Request& victim = *running_.back();
+  running_.pop_back();
+  if (victim.is_prefilling()) --num_prefilling_;
+  forget_promise(victim);
+  must_dispatch(victim, Retract{});
+  waiting_.emplace(victim.arrival, &victim);
+  ++num_draining_;
+  ++counters_.num_retractions;
+  retracted_in_plan_ = true;
+  if (victim.in_flight_steps == 0) drain(victim);
+}
+
+void Scheduler::plan_row(StepBuffers& out, Request& request, std::int32_t num_tokens) {
+  const auto index = static_cast<std::size_t>(out.num_requests++);
+  const std::int32_t first = request.num_planned;
+  const std::int32_t end = first + num_tokens;
+  const std::int32_t num_known = request.num_known();
+  out.request_ids[index] = request.id;
+  out.rows[index] = request.row;
+  out.query_lens[index] = num_tokens;
+  out.cu_query_lens[index] = out.num_tokens;
+  out.seq_lens[index] = end;
+  out.requests[index] = &request;
+
+  const std::int32_t page_size = config_.page_size;
+  const std::int32_t* pages = table_row(request.row);
+  std::int32_t page_index = first / page_size;
+  std::int32_t offset = first - page_index * page_size;
+  std::int64_t slot = static_cast<std::int64_t>(pages[page_index]) * page_size + offset;
+  auto token = static_cast<std::size_t>(out.num_tokens);
+  for (std::int32_t position = first; position < end; ++position, ++token, ++offset, ++slot) {
+    if (offset == page_size) {
+      offset = 0;
+      slot = static_cast<std::int64_t>(pages[++page_index]) * page_size;
+    }
+    out.token_ids[token] = position < num_known ? request.tokens[static_cast<std::size_t>(position)] : -1;
+    out.positions[token] = position;
+    out.slot_mapping[token] = slot;
+  }
+  out.num_tokens += num_tokens;
+
+  if (end == num_known + request.in_flight_samples) {  // the last token there is: its logits give the next
+    const auto sample = static_cast<std::size_t>(out.num_samples++);
+    out.sample_rows[sample] = static_cast<std::int32_t>(index);
+    out.output_index[sample] = request.num_sampled() + request.in_flight_samples;
+    ++request.in_flight_samples;
+  }
+  counters_.recomputed_tokens += std::max(0, std::min(end, request.num_computed_high_water) - first);
+  request.num_computed_high_water = std::max(request.num_computed_high_water, end);
+  request.num_planned = end;
+  ++request.in_flight_steps;
+}
+
+}  // namespace tokenspeed

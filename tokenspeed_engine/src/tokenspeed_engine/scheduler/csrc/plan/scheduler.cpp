@@ -1,0 +1,196 @@
+// Construction, submission, abort, the way back of pages, and what can be asked from outside.
+#include "scheduler.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "../fsm/dispatch.h"
+#include "../invariant.h"
+#include "must_dispatch.h"
+
+namespace tokenspeed {
+
+namespace {
+std::string at_least(const char* name, std::int64_t least, std::int64_t got) {
+  return std::string(name) + ": expected at least " + std::to_string(least) + ", got " + std::to_string(got);
+}
+}  // namespace
+
+std::string SchedulerConfig::problem() const {
+  if (num_pages < 1) return at_least("num_pages", 1, num_pages) + ". Fix: give the pool more memory";
+  if (page_size < 1) return at_least("page_size", 1, page_size);
+  if (max_num_seqs < 1) return at_least("max_num_seqs", 1, max_num_seqs);
+  if (max_model_len < 1) return at_least("max_model_len", 1, max_model_len);
+  if (max_num_batched_tokens < max_num_seqs) {
+    return at_least("max_num_batched_tokens", max_num_seqs, max_num_batched_tokens) +
+           ": each running request needs one token in a step. Fix: raise max_num_batched_tokens or lower max_num_seqs (" +
+           std::to_string(max_num_seqs) + ")";
+  }
+  if (chunk_size < 0) return at_least("chunk_size", 0, chunk_size) + ". 0 means as many tokens as the budget allows";
+  if (max_in_flight_steps < 1) return at_least("max_in_flight_steps", 1, max_in_flight_steps);
+  if (max_in_flight_steps > 64) return "max_in_flight_steps: expected at most 64, got " + std::to_string(max_in_flight_steps);
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 4;
+  if (max_model_len > most || page_size > most || max_num_batched_tokens > most) {
+    return "max_model_len, page_size and max_num_batched_tokens: expected at most " + std::to_string(most);
+  }
+  return {};
+}
+
+namespace {
+const SchedulerConfig& checked(const SchedulerConfig& config) {
+  if (const std::string problem = config.problem(); !problem.empty()) {
+    throw std::invalid_argument("SchedulerConfig." + problem);
+  }
+  return config;
+}
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerConfig& config)
+    : config_(checked(config)),
+      max_pages_per_request_(config.max_pages_per_request()),
+      allocator_(config.num_pages),
+      rows_(config.max_num_seqs),
+      commits_{CommitBuffers(config), CommitBuffers(config)} {
+  if (config_.enable_prefix_cache) tree_.emplace(allocator_, config_.page_size);
+  running_.reserve(static_cast<std::size_t>(config_.max_num_seqs));
+  page_table_.assign(static_cast<std::size_t>(config_.max_num_seqs) * static_cast<std::size_t>(max_pages_per_request_), -1);
+  // At least two, so that the views of a plan stay valid until the plan after the next.
+  for (std::int32_t i = 0; i < std::max(2, config_.max_in_flight_steps); ++i) {
+    ring_.push_back(std::make_shared<StepBuffers>(config_));
+  }
+  counters_.num_pages = config_.num_pages;
+}
+
+SubmitStatus Scheduler::submit(std::int64_t request_id, std::span<const TokenId> prompt, std::int64_t max_new_tokens,
+                               std::span<const TokenId> stop_token_ids, std::int64_t min_new_tokens, bool use_prefix_cache) {
+  if (prompt.empty()) return SubmitStatus::kEmpty;
+  if (max_new_tokens < 1 || min_new_tokens < 0) return SubmitStatus::kInvalidLength;
+  if (std::any_of(prompt.begin(), prompt.end(), [](TokenId token) { return token < 0; })) return SubmitStatus::kInvalidToken;
+  const auto num_prompt = static_cast<std::int64_t>(prompt.size());
+  // Compared without adding, so that huge numbers cannot wrap around.
+  if (num_prompt > config_.max_model_len || max_new_tokens > config_.max_model_len - num_prompt) return SubmitStatus::kTooLong;
+  // The last token is sampled but never computed.
+  if (pages_for(static_cast<std::int32_t>(num_prompt + max_new_tokens - 1)) > config_.num_pages) return SubmitStatus::kNeverFits;
+  const auto [entry, added] = requests_.try_emplace(request_id);
+  if (!added) return SubmitStatus::kDuplicate;
+
+  entry->second = std::make_unique<Request>();
+  Request& request = *entry->second;
+  request.id = request_id;
+  request.arrival = next_arrival_++;
+  request.num_prompt = static_cast<std::int32_t>(num_prompt);
+  request.max_new_tokens = static_cast<std::int32_t>(max_new_tokens);
+  request.min_new_tokens = static_cast<std::int32_t>(std::min(min_new_tokens, max_new_tokens));
+  request.use_prefix_cache = use_prefix_cache;
+  request.stop_token_ids.assign(stop_token_ids.begin(), stop_token_ids.end());
+  request.tokens.assign(prompt.begin(), prompt.end());
+  waiting_.emplace(request.arrival, &request);
+  ++counters_.num_submitted;
+  return SubmitStatus::kOk;
+}
+
+AbortStatus Scheduler::abort(std::int64_t request_id) {
+  const auto entry = requests_.find(request_id);
+  if (entry == requests_.end()) return AbortStatus::kNotFound;
+  Request& request = *entry->second;
+  const bool ran = request.is_prefilling() || request.is_decoding();
+  const bool was_retracting = request.is_retracting();
+  if (ran) forget_promise(request);
+  if (ran && request.is_prefilling()) --num_prefilling_;
+  if (dispatch(request.state, Abort{})) return AbortStatus::kAlreadyEnded;  // draining or aborting: an error value, no more
+  ++counters_.num_aborted;
+  if (tree_) tree_->tick();
+  if (ran) {
+    leave_running(request);
+  } else {
+    waiting_.erase(request.arrival);
+  }
+  if (std::holds_alternative<Finished>(request.state)) {
+    requests_.erase(entry);
+  } else {
+    if (!was_retracting) ++num_draining_;
+    if (request.in_flight_steps == 0) drain(request);
+  }
+  return AbortStatus::kOk;
+}
+
+void Scheduler::leave_running(Request& request) {
+  const auto place = std::lower_bound(running_.begin(), running_.end(), request.arrival,
+                                      [](const Request* r, std::uint64_t arrival) { return r->arrival < arrival; });
+  TOKENSPEED_INVARIANT(place != running_.end() && *place == &request);
+  running_.erase(place);
+}
+
+void Scheduler::forget_promise(Request& request) {
+  promised_pages_ -= request.promised_pages;
+  request.promised_pages = 0;
+}
+
+// No step in flight can write the request's pages any more: they go back, and with them its row.
+void Scheduler::drain(Request& request) {
+  TOKENSPEED_INVARIANT(request.in_flight_steps == 0);
+  std::fill_n(table_row(request.row), request.num_table_pages, -1);
+  must_dispatch(request, Drained{});
+  --num_draining_;
+  request.row = -1;
+  request.num_table_pages = 0;
+  request.num_shared_pages = 0;
+  request.num_planned = 0;
+  request.num_committed = 0;
+  if (std::holds_alternative<Finished>(request.state)) requests_.erase(request.id);
+}
+
+std::int32_t Scheduler::available_pages() const noexcept {
+  return allocator_.num_free() + (tree_ ? tree_->num_evictable_pages() : 0);
+}
+
+void Scheduler::set_table(Request& request, std::int32_t index, PageId page) {
+  table_row(request.row)[index] = page;
+  pending_updates_.push_back({request.row, index, page});
+}
+
+std::int32_t Scheduler::flush_cache() {
+  if (!tree_) return 0;
+  tree_->tick();
+  const std::int32_t flushed = tree_->evict(config_.num_pages);
+  counters_.num_evicted_pages += flushed;
+  return flushed;
+}
+
+SchedulerStats Scheduler::stats() const {
+  SchedulerStats stats = counters_;
+  stats.free_pages = allocator_.num_free();
+  stats.cached_pages = tree_ ? tree_->num_pages() : 0;
+  stats.evictable_pages = tree_ ? tree_->num_evictable_pages() : 0;
+  stats.owned_pages = stats.num_pages - stats.free_pages - stats.cached_pages;
+  stats.num_waiting = static_cast<std::int32_t>(waiting_.size());
+  stats.num_running = static_cast<std::int32_t>(running_.size());
+  stats.num_draining = num_draining_;
+  stats.num_in_flight_steps = static_cast<std::int32_t>(next_step_ - oldest_open_step_);
+  stats.num_steps = next_step_;
+  return stats;
+}
+
+OwnerSnapshot Scheduler::owners() const {
+  const auto num_pages = static_cast<std::size_t>(config_.num_pages);
+  OwnerSnapshot snapshot{std::vector<std::int8_t>(num_pages, OwnerSnapshot::kNobody), std::vector<std::int64_t>(num_pages, -1),
+                         std::vector<std::int32_t>(num_pages, 0)};
+  const auto note = [&](std::span<const PageId> pages, OwnerSnapshot::Kind kind, std::int64_t request_id) {
+    for (const PageId page : pages) {
+      const auto index = static_cast<std::size_t>(page);
+      snapshot.kind[index] = kind;
+      snapshot.request_id[index] = request_id;
+      ++snapshot.num_owners[index];
+    }
+  };
+  note(allocator_.free_pages(), OwnerSnapshot::kFree, -1);
+  if (tree_) tree_->for_each_node([&](const auto& node) { note(node.pages.ids(), OwnerSnapshot::kCache, -1); });
+  for (const auto& [id, request] : requests_) {
+    if (const KvHold* kv = held_kv(request->state)) note(kv->pages.ids(), OwnerSnapshot::kRequest, id);
+  }
+  return snapshot;
+}
+
+}  // namespace tokenspeed

@@ -1,0 +1,125 @@
+// The control plane: admission, batching, pages, retraction and the end of requests. A pure function of its calls.
+//
+// plan() decides one step; commit() brings its tokens. Up to max_in_flight_steps plans may be open, and steps must run in the order of
+// their plans: that is what makes it safe to hand out a page again that an earlier step still reads.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "../cache/page_allocator.h"
+#include "../cache/radix_tree.h"
+#include "../cache/row_pool.h"
+#include "config.h"
+#include "request.h"
+#include "step.h"
+
+namespace tokenspeed {
+
+// Who holds each page, found by walking all holders: what tests hold the counters against.
+struct OwnerSnapshot {
+  enum Kind : std::int8_t { kNobody = -1, kFree = 0, kRequest = 1, kCache = 2 };
+  std::vector<std::int8_t> kind;         // [num_pages] the last holder found
+  std::vector<std::int64_t> request_id;  // [num_pages] the holding request, -1 for none
+  std::vector<std::int32_t> num_owners;  // [num_pages] must all be 1
+};
+
+class Scheduler {
+ public:
+  // Throws std::invalid_argument when config.problem() is not empty.
+  explicit Scheduler(const SchedulerConfig& config);
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  SubmitStatus submit(std::int64_t request_id, std::span<const TokenId> prompt, std::int64_t max_new_tokens,
+                      std::span<const TokenId> stop_token_ids, std::int64_t min_new_tokens, bool use_prefix_cache);
+  AbortStatus abort(std::int64_t request_id);
+
+  // Plans a step, or returns null when nothing can run before a commit or a submission. Throws UsageError when too many are open.
+  std::shared_ptr<const StepBuffers> plan();
+  // Commits the oldest open step. Throws std::invalid_argument, before any change, when step or tokens do not fit.
+  const CommitBuffers& commit(std::int64_t step, std::span<const TokenId> sampled);
+
+  // Drops all cached pages that no request uses. Returns their number.
+  std::int32_t flush_cache();
+
+  bool has_work() const noexcept { return !requests_.empty(); }
+  const SchedulerConfig& config() const noexcept { return config_; }
+  SchedulerStats stats() const;
+  OwnerSnapshot owners() const;
+  // [max_num_seqs, max_pages_per_request], -1 where no page is.
+  std::span<const std::int32_t> page_table() const noexcept { return page_table_; }
+
+ private:
+  // planner.cpp
+  void plan_decodes(StepBuffers& out);
+  void plan_prefills(StepBuffers& out);
+  void plan_admissions(StepBuffers& out);
+  bool admit(Request& request);
+  void plan_chunk(StepBuffers& out, Request& request, std::int32_t num_tokens);
+  void plan_row(StepBuffers& out, Request& request, std::int32_t num_tokens);
+  bool grow_for_decode(Request& request);
+  std::int32_t grow_for_prefill(Request& request, std::int32_t num_tokens);
+  std::int32_t take_pages(Request& request, std::int32_t count);
+  void retract_latest();
+
+  // commit.cpp
+  void commit_row(Request& request, std::int32_t num_tokens, const TokenId* sampled);
+  FinishReason finish_reason(const Request& request, TokenId token, std::int32_t index) const;
+  void publish_full_pages(Request& request);
+
+  // scheduler.cpp
+  template <class Event>
+  void must_dispatch(Request& request, Event&& event);
+  void drain(Request& request);
+  void forget_promise(Request& request);
+  void leave_running(Request& request);
+  std::int32_t available_pages() const noexcept;
+  std::int32_t pages_for(std::int32_t num_tokens) const noexcept {
+    return (num_tokens + config_.page_size - 1) / config_.page_size;
+  }
+  std::int32_t* table_row(std::int32_t row) noexcept {
+    return page_table_.data() + static_cast<std::size_t>(row) * static_cast<std::size_t>(max_pages_per_request_);
+  }
+  void set_table(Request& request, std::int32_t index, PageId page);
+
+  SchedulerConfig config_;
+  std::int32_t max_pages_per_request_;
+
+  // Holders of pages come after what they give pages back to: they are destroyed first.
+  PageAllocator allocator_;
+  std::optional<RadixTree> tree_;  // none when the prefix cache is off
+  RowPool rows_;
+  std::unordered_map<std::int64_t, std::unique_ptr<Request>> requests_;  // looked up by id, never walked to decide anything
+
+  std::vector<Request*> running_;               // prefilling or decoding, in order of arrival
+  std::map<std::uint64_t, Request*> waiting_;   // submitted, retracting or retracted, by arrival
+  std::uint64_t next_arrival_ = 0;
+  std::int32_t num_prefilling_ = 0;
+  std::int32_t num_draining_ = 0;    // retracting, draining or aborting: their pages come back with a commit
+  std::int32_t promised_pages_ = 0;  // sum over requests
+
+  std::vector<std::int32_t> page_table_;
+  std::vector<PageUpdate> pending_updates_;
+
+  std::vector<std::shared_ptr<StepBuffers>> ring_;  // step n lives in ring_[n % size]
+  std::int64_t next_step_ = 0;
+  std::int64_t oldest_open_step_ = 0;
+  CommitBuffers commits_[2];  // taken in turn, so that the views of a commit outlive the next plan
+  int commit_turn_ = 0;
+  bool retracted_in_plan_ = false;
+  bool stalled_in_plan_ = false;
+
+  // Scratch, kept to allocate nothing per step.
+  std::vector<PageReplacement> replaced_;
+  std::vector<PageId> path_pages_;
+
+  SchedulerStats counters_;
+};
+
+}  // namespace tokenspeed

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,8 +23,12 @@ from tokenspeed_engine.server.limits import Limits
 class MetricsRenderer(Protocol):
     """The part of the metrics object that the server uses."""
 
-    def render(self) -> tuple[bytes, str]:
-        """The metrics in Prometheus' text format, and its content type."""
+    @property
+    def content_type(self) -> str:
+        """Content type of what render() returns."""
+
+    def render(self) -> bytes:
+        """The metrics in Prometheus' text format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,19 @@ class ServerContext:
 
 
 CONTEXT: web.AppKey[ServerContext] = web.AppKey("context", ServerContext)
-# Keys of the request's own storage.
-REQUEST_ID = "request_id"
-CALLER = "caller"
+
+
+@dataclass(slots=True)
+class RequestNotes:
+    """What is remembered of the HTTP request that the current task answers.
+
+    Attributes:
+        request_id: the client's X-Request-Id, or one of ours.
+        caller: the caller's identifiers, ready for the log line.
+    """
+
+    request_id: str
+    caller: str = ""
+
+
+NOTES: ContextVar[RequestNotes] = ContextVar("request_notes")

@@ -6,10 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from aiohttp import web
-
 from tokenspeed_engine.server.assemble import ChoiceAssembler, Piece
-from tokenspeed_engine.server.context import CALLER, ResponseIdentity
+from tokenspeed_engine.server.context import NOTES, ResponseIdentity
 from tokenspeed_engine.server.engine_client import EngineClient, TextCodec
 from tokenspeed_engine.server.errors import bad_request
 from tokenspeed_engine.server.generation import generate_all
@@ -116,7 +114,7 @@ class Job:
         return total_usage(self.prompts, self.choices)
 
 
-def note_caller(request: web.Request, body: SamplingFields) -> None:
+def note_caller(body: SamplingFields) -> None:
     """Keep the caller's own identifiers for the log line of the request."""
     named = [
         f", {name} {value!r}"
@@ -124,4 +122,4 @@ def note_caller(request: web.Request, body: SamplingFields) -> None:
         if value is not None
     ]
     if named:
-        request[CALLER] = "".join(named)
+        NOTES.get().caller = "".join(named)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from tokenspeed_engine.server.auth import check_api_key
-from tokenspeed_engine.server.context import CALLER, CONTEXT, REQUEST_ID
+from tokenspeed_engine.server.context import CONTEXT, NOTES, RequestNotes
 from tokenspeed_engine.server.engine_client import EngineClientError
 from tokenspeed_engine.server.errors import ApiError, from_engine, internal_error
 
@@ -25,7 +25,8 @@ _HEADER = "X-Request-Id"
 async def boundary(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Everything that all routes have in common."""
     context = request.app[CONTEXT]
-    request[REQUEST_ID] = _request_id(request, context.limits.max_identifier_chars)
+    notes = RequestNotes(_request_id(request, context.limits.max_identifier_chars))
+    NOTES.set(notes)
     is_api = request.path.startswith("/v1/")
     started_s = time.monotonic()
     status = "cancelled"
@@ -43,11 +44,11 @@ async def boundary(request: web.Request, handler: Handler) -> web.StreamResponse
             request.path,
             status,
             time.monotonic() - started_s,
-            request[REQUEST_ID],
-            request.get(CALLER, ""),
+            notes.request_id,
+            notes.caller,
         )
     if not response.prepared:
-        response.headers[_HEADER] = request[REQUEST_ID]
+        response.headers[_HEADER] = notes.request_id
     return response
 
 
@@ -62,7 +63,7 @@ async def _answer(request: web.Request, handler: Handler, api_keys: tuple[str, .
     except web.HTTPException as error:
         return _from_http(request, error).response()
     except Exception:
-        logger.exception("%s %s failed, id %s", request.method, request.path, request[REQUEST_ID])
+        logger.exception("%s %s failed, id %s", request.method, request.path, NOTES.get().request_id)
         return internal_error().response()
 
 

@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 from aiohttp import web
 
+from tokenspeed_engine.server.context import NOTES
 from tokenspeed_engine.server.engine_client import EngineClientError
 from tokenspeed_engine.server.errors import ApiError, from_engine, internal_error
 
@@ -28,9 +29,7 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-async def stream(
-    request: web.Request, events: AsyncGenerator[bytes, None], *, request_id: str, write_timeout_s: float
-) -> web.StreamResponse:
+async def stream(request: web.Request, events: AsyncGenerator[bytes, None], *, write_timeout_s: float) -> web.StreamResponse:
     """Send events as they come.
 
     The status line waits for the first event, so that a request which the engine refuses still gets its own status. After that, an
@@ -40,11 +39,11 @@ async def stream(
     Args:
         request: the request to answer.
         events: framed events; closed here in every case.
-        request_id: sent as X-Request-Id.
         write_timeout_s: how long the peer may take nothing before the connection is cut.
     Raises:
         EngineClientError, ApiError: from before the first event.
     """
+    request_id = NOTES.get().request_id
     async with aclosing(events):
         first = await anext(events)
         response = web.StreamResponse(headers={**_HEADERS, "X-Request-Id": request_id})

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from tokenspeed_engine.server.engine_client import TextCodec
 
-# No UTF-8 character is longer, so these many last tokens hold any incomplete one (each token that matters has a byte).
+# No UTF-8 character is longer.
 _MAX_CHARACTER_BYTES = 4
 
 
@@ -18,45 +18,51 @@ class OffsetCounter:
     Args:
         codec: the tokenizer.
         skip_special_tokens: special tokens take no room.
+        unfinished: bytes of a character that the text before the first token left incomplete.
     """
 
-    def __init__(self, codec: TextCodec, skip_special_tokens: bool) -> None:
+    def __init__(self, codec: TextCodec, skip_special_tokens: bool, unfinished: bytes = b"") -> None:
         self._codec = codec
         self._hidden = codec.special_token_ids if skip_special_tokens else frozenset()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._unfinished = unfinished
+        self._num_foreign = len(unfinished)
         self._num_chars = 0
 
     def advance(self, token_id: int) -> int:
         """Take the next token; returns the number of whole characters before it."""
         start = self._num_chars
         if token_id not in self._hidden:
-            self._num_chars += len(self._decoder.decode(self._codec.token_bytes(token_id)))
+            self._take(self._codec.token_bytes(token_id))
         return start
 
     @property
-    def is_inside_character(self) -> bool:
-        """True while the last character is incomplete."""
-        return bool(self._decoder.getstate()[0])
+    def unfinished(self) -> bytes:
+        """The bytes of the last character, while it is incomplete."""
+        return self._unfinished
 
-    def restart(self) -> None:
-        """Count from 0 again, keeping an incomplete character."""
-        self._num_chars = 0
+    def _take(self, new: bytes) -> None:
+        data = self._unfinished + new
+        text, num_used = codecs.utf_8_decode(data, "replace", False)
+        self._unfinished = data[num_used:]
+        self._num_chars += len(text)
+        if self._num_foreign and num_used:
+            # A character that the text before began and nothing completes is that text's own U+FFFD, not ours.
+            ours = codecs.utf_8_decode(data[self._num_foreign :], "replace", False)[0]
+            self._num_chars -= text == "\ufffd" + ours
+            self._num_foreign = 0
 
 
 def counter_after(prompt_token_ids: Sequence[int], codec: TextCodec, skip_special_tokens: bool) -> OffsetCounter:
     """A counter for what is generated after a prompt: a character that the prompt leaves incomplete goes on."""
-    counter = OffsetCounter(codec, skip_special_tokens)
-    num_bytes = 0
-    tail: list[int] = []
+    hidden = codec.special_token_ids if skip_special_tokens else frozenset()
+    tail = b""
     for token_id in reversed(prompt_token_ids):
-        tail.append(token_id)
-        num_bytes += len(codec.token_bytes(token_id))
-        if num_bytes >= _MAX_CHARACTER_BYTES or len(tail) >= 4 * _MAX_CHARACTER_BYTES:
+        if token_id not in hidden:
+            tail = codec.token_bytes(token_id) + tail
+        if len(tail) >= _MAX_CHARACTER_BYTES:
             break
-    for token_id in reversed(tail):
-        counter.advance(token_id)
-    counter.restart()
-    return counter
+    num_used = codecs.utf_8_decode(tail, "replace", False)[1]
+    return OffsetCounter(codec, skip_special_tokens, tail[num_used:])
 
 
 def text_prompt_offsets(text: str, token_ids: Sequence[int], codec: TextCodec) -> list[int]:
@@ -97,9 +103,7 @@ def id_prompt_offsets(text: str, token_ids: Sequence[int], codec: TextCodec, ski
 def complete_text(token_ids: Sequence[int], codec: TextCodec, skip_special_tokens: bool) -> str:
     """The decoded ids without an incomplete last character: the text that generation goes on from."""
     text = codec.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-    if counter_after(token_ids, codec, skip_special_tokens).is_inside_character:
-        return text.removesuffix("�")
-    return text
+    return text.removesuffix("\ufffd") if counter_after(token_ids, codec, skip_special_tokens).unfinished else text
 
 
 def _character_indices(raw: bytes, positions: Sequence[int]) -> list[int]:

@@ -87,7 +87,7 @@ class ChatCompletionMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletionChoice(msgspec.Struct, kw_only=True):
-    """One answer. `stop_reason` is an extension, sent with finish_reason: the request's stop string or id that ended it, or null."""
+    """One answer. `stop_reason` is an extension, sent with finish_reason: the stop string or token id that ended it, or null."""
 
     index: int
     message: ChatCompletionMessage

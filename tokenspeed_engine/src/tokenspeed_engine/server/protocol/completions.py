@@ -28,7 +28,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One text. `stop_reason` is an extension, sent with finish_reason: the request's stop string or id that ended it, or null."""
+    """One text. `stop_reason` is an extension, sent with finish_reason: the stop string or token id that ended it, or null."""
 
     index: int
     text: str

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from tokenspeed_engine.server.assemble import Piece
 from tokenspeed_engine.server.body import read_json_object, typed_body
-from tokenspeed_engine.server.context import CONTEXT, REQUEST_ID, ServerContext
+from tokenspeed_engine.server.context import CONTEXT, ServerContext
 from tokenspeed_engine.server.errors import bad_request
 from tokenspeed_engine.server.job import Job, note_caller
 from tokenspeed_engine.server.lengths import check_max_tokens
@@ -41,14 +41,13 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         if fields.get("messages") is not None:
             fields["messages"] = parse_messages(fields["messages"], limits)
         body = typed_body(fields, ChatCompletionRequest, CHAT)
-        note_caller(request, body)
+        note_caller(body)
         job = await _job(body, context)
         if not body.stream:
             return web.Response(body=await _whole(job), content_type="application/json")
         return await stream(
             request,
             _events(job, include_usage=_include_usage(body)),
-            request_id=request[REQUEST_ID],
             write_timeout_s=limits.write_timeout_s,
         )
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from tokenspeed_engine.server.assemble import Piece
 from tokenspeed_engine.server.body import read_json_object, typed_body
-from tokenspeed_engine.server.context import CONTEXT, REQUEST_ID, ServerContext
+from tokenspeed_engine.server.context import CONTEXT, ServerContext
 from tokenspeed_engine.server.errors import bad_request
 from tokenspeed_engine.server.job import Job, note_caller
 from tokenspeed_engine.server.lengths import check_max_tokens
@@ -37,7 +37,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         limits = context.limits
         fields = await read_json_object(request, max_body_bytes=context.config.max_body_bytes, timeout_s=limits.body_timeout_s)
         body = typed_body(fields, CompletionRequest, COMPLETIONS)
-        note_caller(request, body)
+        note_caller(body)
         job = await _job(body, context)
         if not body.stream:
             return web.Response(body=await _whole(job), content_type="application/json")
@@ -45,7 +45,6 @@ async def completions(request: web.Request) -> web.StreamResponse:
         return await stream(
             request,
             _events(job, include_usage=include_usage),
-            request_id=request[REQUEST_ID],
             write_timeout_s=limits.write_timeout_s,
         )
 

@@ -21,5 +21,5 @@ async def readiness(request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     """`GET /metrics`: Prometheus' text format."""
-    body, content_type = request.app[CONTEXT].metrics.render()
-    return web.Response(body=body, headers={"Content-Type": content_type})
+    renderer = request.app[CONTEXT].metrics
+    return web.Response(body=renderer.render(), headers={"Content-Type": renderer.content_type})

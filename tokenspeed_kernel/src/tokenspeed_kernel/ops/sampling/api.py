@@ -63,8 +63,8 @@ def sample(
     depends on that row alone: not on the batch, the number of threads or the block size. Kernels on different devices round exp
     differently, by about 1e-7 of a weight; a draw that falls so close to a border can differ there.
 
-    A row is greedy, and costs one argmax, where temperature <= 1e-4 (NaN included), top_k == 1 or top_p <= 0. A logit of -inf has no weight;
-    neither has a token below 2**-40 of the likelihood of the most likely one.
+    A row is greedy, and costs one argmax, where temperature <= 1e-4 (NaN included), top_k == 1 or top_p <= 0. A logit of -inf has
+    no weight; neither has a token below 2**-40 of the likelihood of the most likely one.
 
     Args:
         logits: [R, V] fp32, bf16 or fp16, any strides; R may be 0.
@@ -142,8 +142,8 @@ def philox_uniform(
 ) -> Tensor:
     """Return one random double for each (seed, counter, stream): the same bits on every device, whatever the batch.
 
-    Philox-4x32-10 with key = the seed's 64 bits and counter words (counter low, counter high, stream, 0); the value is the top 53 of
-    the first two output words (27 bits of the first, 26 of the second) over 2**53.
+    Philox-4x32-10 with key = the seed's 64 bits and counter words (counter low, counter high, stream, 0); the value is the
+    upper 27 bits of the first output word and the upper 26 of the second, over 2**53.
 
     Args:
         seeds: [R] int64; all 64 bits count.
@@ -230,9 +230,7 @@ def apply_penalties(
     elif out is not logits:
         checks.require(op, "out", out, (num_rows, vocab_size), _FLOAT, device)
     kernel = _PENALTIES.kernel(device, (logits.dtype,), (), solution)
-    result: Tensor = kernel(
-        logits, row_offsets, token_ids, output_counts, presence, frequency, repetition, pending, out
-    )
+    result: Tensor = kernel(logits, row_offsets, token_ids, output_counts, presence, frequency, repetition, pending, out)
     return result
 
 
@@ -287,9 +285,9 @@ def log_probs(
         top_n: 0..min(V, 128): how many alternatives.
         solution: solution or kernel to insist on.
     Returns:
-        logprobs [R] fp32; ranks [R] int32, place of the id in the total order, 1 for the first; top_ids [R, top_n] int32, the first of the
-        total order; top_logprobs [R, top_n] fp32. An id outside 0..V-1 has NaN and rank 0. A row that holds a NaN or whose
-        maximum is infinite has NaN, rank 0 and ids -1 throughout.
+        logprobs [R] fp32; ranks [R] int32, place of the id in the total order, 1 for the first; top_ids [R, top_n] int32, the
+        first of the total order; top_logprobs [R, top_n] fp32. An id outside 0..V-1 has NaN and rank 0. A row that holds a NaN
+        or whose maximum is infinite has NaN, rank 0 and ids -1 throughout.
     Raises:
         ShapeError: shapes, dtypes or devices disagree, or top_n is out of range.  NoKernelError: nothing qualifies.
     """

@@ -67,15 +67,11 @@ def _apply_penalties(
     solution: str | None = None,
 ) -> Tensor:
     lists = (row_offsets, token_ids, output_counts)
-    result: Tensor = _api().apply_penalties(
-        logits, *lists, presence, frequency, repetition, pending=pending, solution=solution
-    )
+    result: Tensor = _api().apply_penalties(logits, *lists, presence, frequency, repetition, pending=pending, solution=solution)
     return result
 
 
-def _apply_logit_bias(
-    logits: Tensor, row_offsets: Tensor, token_ids: Tensor, bias: Tensor, solution: str | None = None
-) -> Tensor:
+def _apply_logit_bias(logits: Tensor, row_offsets: Tensor, token_ids: Tensor, bias: Tensor, solution: str | None = None) -> Tensor:
     result: Tensor = _api().apply_logit_bias(logits, row_offsets, token_ids, bias, solution=solution)
     return result
 

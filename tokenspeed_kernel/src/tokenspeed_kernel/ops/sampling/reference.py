@@ -34,9 +34,7 @@ def reference_philox_uniform(seeds: Tensor, counters: Tensor, stream: int, out: 
     """One double in [0, 1) for each (seed, counter, stream); see the api."""
     values = []
     for seed, counter in zip(seeds.tolist(), counters.tolist(), strict=True):
-        words = philox4x32(
-            (counter & _MASK, (counter >> 32) & _MASK, stream & _MASK, 0), (seed & _MASK, (seed >> 32) & _MASK)
-        )
+        words = philox4x32((counter & _MASK, (counter >> 32) & _MASK, stream & _MASK, 0), (seed & _MASK, (seed >> 32) & _MASK))
         values.append(((words[0] >> 5) * 2**26 + (words[1] >> 6)) / 2**53)
     result = torch.tensor(values, dtype=torch.float64, device=seeds.device)
     return out.copy_(result)
@@ -148,9 +146,7 @@ def reference_apply_penalties(
     return out.copy_(result)
 
 
-def reference_apply_logit_bias(
-    logits: Tensor, row_offsets: Tensor, token_ids: Tensor, bias: Tensor, out: Tensor
-) -> Tensor:
+def reference_apply_logit_bias(logits: Tensor, row_offsets: Tensor, token_ids: Tensor, bias: Tensor, out: Tensor) -> Tensor:
     """Add each row's biases to the logits of its tokens; see the api."""
     result = logits.clone()
     offsets = row_offsets.tolist()

@@ -45,9 +45,7 @@ def cpu_apply_penalties(
     return out.index_put_((rows, columns), values)
 
 
-def cpu_apply_logit_bias(
-    logits: Tensor, row_offsets: Tensor, token_ids: Tensor, bias: Tensor, out: Tensor
-) -> Tensor:
+def cpu_apply_logit_bias(logits: Tensor, row_offsets: Tensor, token_ids: Tensor, bias: Tensor, out: Tensor) -> Tensor:
     """Add each row's biases to the logits of its tokens; see the api."""
     if out is not logits:
         out.copy_(logits)

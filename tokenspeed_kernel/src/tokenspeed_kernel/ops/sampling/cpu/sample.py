@@ -47,9 +47,7 @@ def cpu_sample(
     return out
 
 
-def cpu_sampling_probs(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, out: Tensor
-) -> Tensor:
+def cpu_sampling_probs(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, out: Tensor) -> Tensor:
     """The distribution that `sample` draws from, as float32; see the api."""
     out.zero_()
     for start in range(0, len(logits), _MAX_ROWS):
@@ -79,7 +77,7 @@ def _filtered(
         (small, _small, _MAX_ROWS),
         (drawn & ~small, _whole, max(1, _MAX_WEIGHTS // vocab_size)),
     ):
-        for members in chosen.nonzero()[:, 0].split(step):
+        for members in torch.split(chosen.nonzero()[:, 0], step):
             if not members.numel():
                 continue
             every = members.numel() == len(values)

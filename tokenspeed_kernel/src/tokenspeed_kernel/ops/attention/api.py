@@ -1,0 +1,429 @@
+"""Public attention ops: multi-head and grouped-query softmax attention over ragged and paged keys.
+
+What all three share:
+
+* Query head h reads key head h // (Hq / Hkv).
+* Queries are aligned with the tail of their request: of n queries over L keys, query i stands at position L - n + i. With
+  ``causal`` it sees no later key; queries at negative positions see none.
+* ``sliding_window`` = W lets a query see its own position and the W - 1 before it.
+* ``logit_cap`` = c replaces a logit x by c * tanh(x / c). ``sinks`` adds exp(sinks[h]) to head h's denominator and no value.
+* The LSE is the natural logarithm of the denominator that the output was divided by, float32. It includes the sink: states of
+  one row over parts of its keys merge by their LSEs if exactly one part was given the sink.
+* A row that sees no key has output 0 and LSE -inf (with sinks: LSE = the sink, the only term that is left).
+* Memory of keys that no row sees is never used in arithmetic: NaN there (unused pages, the tail of a page) does not spread.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, overload
+
+import torch
+
+from tokenspeed_kernel.dispatch import BoundOp
+from tokenspeed_kernel.errors import ShapeError
+from tokenspeed_kernel.ops.attention import library
+from tokenspeed_kernel.ops.attention.check import check_common, check_int32, check_paged
+from tokenspeed_kernel.ops.attention.contract import MHA_DECODE, MHA_EXTEND, MHA_PREFILL
+from tokenspeed_kernel.ops.attention.plan import AttentionPlan
+
+_PREFILL: Final = BoundOp(MHA_PREFILL)
+_EXTEND: Final = BoundOp(MHA_EXTEND)
+_DECODE: Final = BoundOp(MHA_DECODE)
+
+Attended = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+@overload
+def mha_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    sliding_window: int | None = None,
+    logit_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: Literal[False] = False,
+    out: torch.Tensor | None = None,
+    solution: str | None = None,
+) -> torch.Tensor: ...
+@overload
+def mha_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    sliding_window: int | None = None,
+    logit_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: Literal[True],
+    out: torch.Tensor | None = None,
+    solution: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def mha_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    sliding_window: int | None = None,
+    logit_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    solution: str | None = None,
+) -> Attended:
+    """Attend ragged queries to ragged keys, one request after the other.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim] fp32, fp16, bf16 (fp64 on the CPU), last dimension contiguous.
+        k: [num_keys, num_kv_heads, head_dim] of q's dtype; num_kv_heads divides num_heads.
+        v: as k.
+        cu_seqlens_q: [num_reqs + 1] int32, request r's queries are rows [cu[r], cu[r + 1]); from 0 to num_tokens.
+        cu_seqlens_k: [num_reqs + 1] int32, the same for its keys; from 0 to num_keys.
+        max_seqlen_q: int, at least every request's number of queries.
+        max_seqlen_k: int, at least every request's number of keys.
+        softmax_scale: float, dimensionless; head_dim ** -0.5 when None.
+        causal: a query sees no key at a later position than its own.
+        sliding_window: int, keys that a query sees, its own included; None for all. Needs causal.
+        logit_cap: float, bound of the logits' soft cap; None for none.
+        sinks: optional [num_heads] floating point, one more logit in each head's denominator.
+        return_lse: also return the log of the denominator, which includes the sink.
+        out: optional, like q, last dimension contiguous, written in place; it must not overlap an input.
+        solution: solution or kernel to use instead of the best that qualifies.
+    Returns:
+        out, or a new tensor of q's shape and dtype; with return_lse also [rows of q, num_heads] float32, base e.
+    Raises:
+        ShapeError: shapes, dtypes, strides or options disagree.  NoKernelError: nothing qualifies.
+    Source: arXiv:1706.03762, section 3.2; online softmax and tiling arXiv:2205.14135.
+    """
+    if torch.compiler.is_compiling():
+        result, lse = _PREFILL_LIBRARY(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            softmax_scale,
+            causal,
+            sliding_window,
+            logit_cap,
+            sinks,
+            return_lse,
+            solution,
+        )
+        result = result if out is None else out.copy_(result)
+        return (result, lse) if return_lse else result
+    check_common("attention.mha_prefill", q, k, v, sliding_window, causal, logit_cap, sinks, out)
+    if k.dim() != 3:
+        raise ShapeError("attention.mha_prefill", expected="k [num_keys, num_kv_heads, head_dim]", got=str(list(k.shape)))
+    num_reqs = cu_seqlens_q.shape[0] - 1
+    check_int32("attention.mha_prefill", "cu_seqlens_q", cu_seqlens_q, max(num_reqs, 0) + 1, q)
+    check_int32("attention.mha_prefill", "cu_seqlens_k", cu_seqlens_k, num_reqs + 1, q)
+    dtype = k.dtype
+    traits = (q.shape[2], causal, sliding_window is not None, logit_cap is not None, sinks is not None, return_lse)
+    kernel = _PREFILL.kernel(q.device, (q.dtype, dtype, dtype), traits, solution)
+    attended: Attended = kernel(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        sliding_window=sliding_window,
+        logit_cap=logit_cap,
+        sinks=sinks,
+        return_lse=return_lse,
+        out=out,
+    )
+    return attended
+
+
+@overload
+def mha_extend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    sliding_window: int | None = None,
+    logit_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: Literal[False] = False,
+    out: torch.Tensor | None = None,
+    plan: AttentionPlan | None = None,
+    solution: str | None = None,
+) -> torch.Tensor: ...
+@overload
+def mha_extend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    sliding_window: int | None = None,
+    logit_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: Literal[True],
+    out: torch.Tensor | None = None,
+    plan: AttentionPlan | None = None,
+    solution: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def mha_extend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    sliding_window: int | None = None,
+    logit_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    plan: AttentionPlan | None = None,
+    solution: str | None = None,
+) -> Attended:
+    """Attend each request's new queries to its paged cache, which already holds the new tokens' keys and values.
+
+    Single-token decode rows and prefill chunks may be mixed in one batch.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim] fp32, fp16, bf16 (fp64 on the CPU), last dimension contiguous.
+        k_cache: [num_pages, page_size, num_kv_heads, head_dim] of q's dtype; num_kv_heads divides num_heads.
+        v_cache: as k_cache.
+        page_table: [num_reqs, max_pages] int32, page indices; keys on pages outside 0..num_pages-1 (-1, say) are masked.
+        cu_seqlens_q: [num_reqs + 1] int32, request r's queries are rows [cu[r], cu[r + 1]); from 0 to num_tokens.
+        seq_lens: [num_reqs] int32, tokens in the cache including the new ones.
+        max_seqlen_q: int, at least every request's number of queries.
+        max_seqlen_k: int, at least every entry of seq_lens; at most max_pages * page_size.
+        softmax_scale: float, dimensionless; head_dim ** -0.5 when None.
+        causal: a query sees no key at a later position than its own.
+        sliding_window: int, keys that a query sees, its own included; None for all. Needs causal.
+        logit_cap: float, bound of the logits' soft cap; None for none.
+        sinks: optional [num_heads] floating point, one more logit in each head's denominator.
+        return_lse: also return the log of the denominator, which includes the sink.
+        out: optional, like q, last dimension contiguous, written in place; it must not overlap an input.
+        plan: what `plan` made of the same tensors; saves every layer but the first the preparation. The compiled form of the
+            op has no plan: it is left out while compiling.
+        solution: solution or kernel to use instead of the best that qualifies.
+    Returns:
+        out, or a new tensor of q's shape and dtype; with return_lse also [rows of q, num_heads] float32, base e.
+    Raises:
+        ShapeError: shapes, dtypes, strides or options disagree.  NoKernelError: nothing qualifies.
+    Source: arXiv:1706.03762, section 3.2; paging arXiv:2309.06180; grouped queries arXiv:2305.13245.
+    """
+    if torch.compiler.is_compiling():
+        result, lse = _EXTEND_LIBRARY(
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            cu_seqlens_q,
+            seq_lens,
+            max_seqlen_q,
+            max_seqlen_k,
+            softmax_scale,
+            causal,
+            sliding_window,
+            logit_cap,
+            sinks,
+            return_lse,
+            solution,
+        )
+        result = result if out is None else out.copy_(result)
+        return (result, lse) if return_lse else result
+    check_common("attention.mha_extend", q, k_cache, v_cache, sliding_window, causal, logit_cap, sinks, out)
+    check_paged("attention.mha_extend", q, k_cache, page_table, seq_lens, max_seqlen_k, plan)
+    check_int32("attention.mha_extend", "cu_seqlens_q", cu_seqlens_q, seq_lens.shape[0] + 1, q)
+    dtype = k_cache.dtype
+    traits = (
+        q.shape[2],
+        k_cache.shape[1],
+        causal,
+        sliding_window is not None,
+        logit_cap is not None,
+        sinks is not None,
+        return_lse,
+    )
+    kernel = _EXTEND.kernel(q.device, (q.dtype, dtype, dtype), traits, solution)
+    attended: Attended = kernel(
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        cu_seqlens_q,
+        seq_lens,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        sliding_window=sliding_window,
+        logit_cap=logit_cap,
+        sinks=sinks,
+        return_lse=return_lse,
+        out=out,
+        plan=plan,
+    )
+    return attended
+
+
+@overload
+def mha_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    sliding_window: int | None = None,
+    logit_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: Literal[False] = False,
+    out: torch.Tensor | None = None,
+    plan: AttentionPlan | None = None,
+    solution: str | None = None,
+) -> torch.Tensor: ...
+@overload
+def mha_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    sliding_window: int | None = None,
+    logit_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: Literal[True],
+    out: torch.Tensor | None = None,
+    plan: AttentionPlan | None = None,
+    solution: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def mha_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    sliding_window: int | None = None,
+    logit_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    plan: AttentionPlan | None = None,
+    solution: str | None = None,
+) -> Attended:
+    """Attend each request's newest query to its paged cache, which already holds the new token's key and value.
+
+    Args:
+        q: [num_reqs, num_heads, head_dim] fp32, fp16, bf16 (fp64 on the CPU), last dimension contiguous.
+        k_cache: [num_pages, page_size, num_kv_heads, head_dim] of q's dtype; num_kv_heads divides num_heads.
+        v_cache: as k_cache.
+        page_table: [num_reqs, max_pages] int32, page indices; keys on pages outside 0..num_pages-1 (-1, say) are masked.
+        seq_lens: [num_reqs] int32, tokens in the cache including the new one.
+        max_seqlen_k: int, at least every entry of seq_lens; at most max_pages * page_size.
+        softmax_scale: float, dimensionless; head_dim ** -0.5 when None.
+        sliding_window: int, keys that a query sees, its own included; None for all.
+        logit_cap: float, bound of the logits' soft cap; None for none.
+        sinks: optional [num_heads] floating point, one more logit in each head's denominator.
+        return_lse: also return the log of the denominator, which includes the sink.
+        out: optional, like q, last dimension contiguous, written in place; it must not overlap an input.
+        plan: what `plan` made of the same tensors; saves every layer but the first the preparation. The compiled form of the
+            op has no plan: it is left out while compiling.
+        solution: solution or kernel to use instead of the best that qualifies.
+    Returns:
+        out, or a new tensor of q's shape and dtype; with return_lse also [rows of q, num_heads] float32, base e.
+    Raises:
+        ShapeError: shapes, dtypes, strides or options disagree.  NoKernelError: nothing qualifies.
+    Source: arXiv:1706.03762, section 3.2; paging arXiv:2309.06180; split keys arXiv:2311.01282.
+    """
+    if torch.compiler.is_compiling():
+        result, lse = _DECODE_LIBRARY(
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            seq_lens,
+            max_seqlen_k,
+            softmax_scale,
+            sliding_window,
+            logit_cap,
+            sinks,
+            return_lse,
+            solution,
+        )
+        result = result if out is None else out.copy_(result)
+        return (result, lse) if return_lse else result
+    check_common("attention.mha_decode", q, k_cache, v_cache, sliding_window, True, logit_cap, sinks, out)
+    check_paged("attention.mha_decode", q, k_cache, page_table, seq_lens, max_seqlen_k, plan)
+    check_int32("attention.mha_decode", "seq_lens", seq_lens, q.shape[0], q)
+    dtype = k_cache.dtype
+    traits = (q.shape[2], k_cache.shape[1], sliding_window is not None, logit_cap is not None, sinks is not None, return_lse)
+    kernel = _DECODE.kernel(q.device, (q.dtype, dtype, dtype), traits, solution)
+    attended: Attended = kernel(
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        seq_lens,
+        max_seqlen_k=max_seqlen_k,
+        softmax_scale=softmax_scale,
+        sliding_window=sliding_window,
+        logit_cap=logit_cap,
+        sinks=sinks,
+        return_lse=return_lse,
+        out=out,
+        plan=plan,
+    )
+    return attended
+
+
+_PREFILL_LIBRARY: Final = library.register("mha_prefill", mha_prefill)
+_EXTEND_LIBRARY: Final = library.register("mha_extend", mha_extend)
+_DECODE_LIBRARY: Final = library.register("mha_decode", mha_decode)

@@ -1,0 +1,48 @@
+"""What the attention ops are: operands, parameters, and the traits that a kernel may restrict."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tokenspeed_kernel.spec import OpContract
+from tokenspeed_kernel.traits import Trait
+
+_HEAD_DIM: Final = Trait("head_dim", "elements of one head, of keys and values alike")
+_PAGE_SIZE: Final = Trait("page_size", "tokens in a page of the cache")
+_CAUSAL: Final = Trait("causal", "queries see no later key", default=True)
+_WINDOW: Final = Trait("sliding_window", "queries see only the latest keys", default=False)
+_LOGIT_CAP: Final = Trait("logit_cap", "logits pass through a scaled tanh", default=False)
+_SINKS: Final = Trait("sinks", "each head has one more term in its softmax's denominator", default=False)
+_LSE: Final = Trait("return_lse", "the log of the softmax's denominator is returned too", default=False)
+
+_OPTIONS: Final = ("softmax_scale", "causal", "sliding_window", "logit_cap", "sinks", "return_lse", "out")
+
+MHA_PREFILL: Final = OpContract(
+    name="attention.mha_prefill",
+    operands=("q", "k", "v"),
+    parameters=("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", *_OPTIONS),
+    traits=(_HEAD_DIM, _CAUSAL, _WINDOW, _LOGIT_CAP, _SINKS, _LSE),
+    summary="softmax attention of ragged queries to ragged keys",
+)
+MHA_EXTEND: Final = OpContract(
+    name="attention.mha_extend",
+    operands=("q", "k_cache", "v_cache"),
+    parameters=(
+        *("q", "k_cache", "v_cache", "page_table", "cu_seqlens_q", "seq_lens", "max_seqlen_q", "max_seqlen_k"),
+        *(*_OPTIONS, "plan"),
+    ),
+    traits=(_HEAD_DIM, _PAGE_SIZE, _CAUSAL, _WINDOW, _LOGIT_CAP, _SINKS, _LSE),
+    summary="softmax attention of each request's new queries to its paged cache",
+)
+MHA_DECODE: Final = OpContract(
+    name="attention.mha_decode",
+    operands=("q", "k_cache", "v_cache"),
+    parameters=(
+        *("q", "k_cache", "v_cache", "page_table", "seq_lens", "max_seqlen_k"),
+        *(*(name for name in _OPTIONS if name != "causal"), "plan"),
+    ),
+    traits=(_HEAD_DIM, _PAGE_SIZE, _WINDOW, _LOGIT_CAP, _SINKS, _LSE),
+    summary="softmax attention of each request's newest query to its paged cache",
+)
+
+CONTRACTS: Final = (MHA_PREFILL, MHA_EXTEND, MHA_DECODE)

@@ -1,0 +1,36 @@
+"""Attention kernels for the host processor."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tokenspeed_kernel.signature import Signature
+from tokenspeed_kernel.spec import CPU, Band, KernelSpec, Verified, VerifiedBy
+from tokenspeed_kernel.traits import OneOf
+
+_FORMATS: Final = ("fp64", "fp32", "bf16", "fp16")
+_EVERY_OPTION: Final = {name: OneOf(False, True) for name in ("causal", "sliding_window", "logit_cap", "sinks", "return_lse")}
+
+
+def _spec(op: str, operands: tuple[str, ...]) -> KernelSpec:
+    traits = dict(_EVERY_OPTION)
+    if op == "mha_decode":
+        del traits["causal"]
+    return KernelSpec(
+        op=f"attention.{op}",
+        name=f"cpu_{op}",
+        solution="cpu",
+        band=Band.PERFORMANT,
+        implementation=f"tokenspeed_kernel.ops.attention.cpu.mha:{op}",
+        capability=CPU,
+        formats=Signature.same(operands, _FORMATS),
+        traits=traits,
+        verified=(Verified(VerifiedBy.SILICON, "x86-64 AVX2"),),
+    )
+
+
+SPECS: Final = (
+    _spec("mha_prefill", ("q", "k", "v")),
+    _spec("mha_extend", ("q", "k_cache", "v_cache")),
+    _spec("mha_decode", ("q", "k_cache", "v_cache")),
+)

@@ -1,0 +1,111 @@
+"""Public op of the kvcache family."""
+
+from __future__ import annotations
+
+from typing import Final, NoReturn
+
+import torch
+
+from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.errors import ShapeError
+from tokenspeed_kernel.ops.kvcache.contract import WRITE_KV
+
+_WRITE_KV: Final = BoundOp(WRITE_KV)
+
+
+def write_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    solution: str | None = None,
+) -> None:
+    """Write new tokens' keys and values into their slots of a paged cache, in place.
+
+    Values are rounded to the cache's dtype. No two tokens may have the same slot.
+
+    Args:
+        k: [num_tokens, num_kv_heads, head_dim] fp32, fp16, bf16 (fp64 on the CPU), last dimension contiguous.
+        v: as k.
+        k_cache: [num_pages, page_size, num_kv_heads, head_dim], any of these dtypes, last dimension contiguous.
+        v_cache: as k_cache.
+        slot_mapping: [num_tokens] int64, page * page_size + offset; a token whose slot is negative or beyond the cache is ignored.
+        solution: solution or kernel to use instead of the best that qualifies.
+    Raises:
+        ShapeError: shapes, dtypes or strides disagree.  NoKernelError: nothing qualifies.
+    Source: paged attention, arXiv:2309.06180, section 4.
+    """
+    if torch.compiler.is_compiling():
+        _LIBRARY_OP(k, v, k_cache, v_cache, slot_mapping, solution)
+        return
+    k_shape, cache_shape = k.shape, k_cache.shape
+    if (
+        len(k_shape) != 3
+        or v.shape != k_shape
+        or len(cache_shape) != 4
+        or v_cache.shape != cache_shape
+        or cache_shape[2] != k_shape[1]
+        or cache_shape[3] != k_shape[2]
+        or slot_mapping.shape != (k_shape[0],)
+        or slot_mapping.dtype != torch.int64
+        or v.dtype != k.dtype
+        or v_cache.dtype != k_cache.dtype
+        or k.stride(2) != 1
+        or v.stride(2) != 1
+        or k_cache.stride(3) != 1
+        or v_cache.stride(3) != 1
+    ):
+        _refuse(k, v, k_cache, v_cache, slot_mapping)
+    dtypes = (k.dtype, v.dtype, k_cache.dtype, v_cache.dtype)
+    _WRITE_KV.kernel(k.device, dtypes, (k_shape[2], cache_shape[1]), solution)(k, v, k_cache, v_cache, slot_mapping)
+
+
+def _refuse(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor) -> NoReturn:
+    """Say which operand does not fit."""
+
+    def fail(expected: str, got: torch.Tensor) -> NoReturn:
+        dtype = str(got.dtype).removeprefix("torch.")
+        shown = f"{list(got.shape)} {dtype} with strides {list(got.stride())}"
+        raise ShapeError("kvcache.write_kv", expected=expected, got=shown)
+
+    if k.dim() != 3 or k.stride(2) != 1:
+        fail("k [num_tokens, num_kv_heads, head_dim], last dimension contiguous", k)
+    num_tokens, num_kv_heads, head_dim = k.shape
+    if v.shape != k.shape or v.dtype != k.dtype or v.stride(2) != 1:
+        fail(f"v like k, {list(k.shape)} {str(k.dtype).removeprefix('torch.')}, last dimension contiguous", v)
+    if k_cache.dim() != 4 or k_cache.shape[2:] != (num_kv_heads, head_dim) or k_cache.stride(3) != 1:
+        fail(f"k_cache [num_pages, page_size, {num_kv_heads}, {head_dim}], last dimension contiguous", k_cache)
+    if v_cache.shape != k_cache.shape or v_cache.dtype != k_cache.dtype or v_cache.stride(3) != 1:
+        fail(f"v_cache like k_cache, {list(k_cache.shape)}, last dimension contiguous", v_cache)
+    fail(f"slot_mapping [{num_tokens}] int64", slot_mapping)
+
+
+def _eager(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    solution: str | None,
+) -> None:
+    write_kv(k, v, k_cache, v_cache, slot_mapping, solution=solution)
+
+
+def _fake(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    solution: str | None,
+) -> None:
+    return None
+
+
+_LIBRARY_OP: Final = register_library_op(
+    "write_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, str? solution) -> ()",
+    _eager,
+    _fake,
+)

@@ -40,13 +40,7 @@ def rms_norm(
     if is_compiling():
         result = _library_rms_norm(x, weight, eps, solution)
         return result if out is None else out.copy_(result)
-    if weight.dim() != 1 or x.dim() == 0 or x.shape[-1] != weight.shape[0]:
-        raise _weight_error(RMS_NORM.name, x, weight)
-    if out is not None and (out.shape != x.shape or out.dtype is not x.dtype):
-        raise _output_error(RMS_NORM.name, "out", x, out)
-    kernel = _rms_norm.kernel(x.device, (x.dtype, weight.dtype), (), solution)
-    result = kernel(x, weight, eps=eps, out=out)
-    return result  # type: ignore[no-any-return]
+    return _run_rms_norm(x, weight, eps, solution, out)
 
 
 def fused_add_rms_norm(
@@ -80,22 +74,7 @@ def fused_add_rms_norm(
     if is_compiling():
         normed, total = _library_fused_add_rms_norm(x, residual, weight, eps, solution)
         return (normed if out is None else out.copy_(normed), total if residual_out is None else residual_out.copy_(total))
-    if weight.dim() != 1 or x.dim() == 0 or x.shape[-1] != weight.shape[0]:
-        raise _weight_error(FUSED_ADD_RMS_NORM.name, x, weight)
-    if residual.shape != x.shape or residual.dtype is not x.dtype:
-        raise _output_error(FUSED_ADD_RMS_NORM.name, "residual", x, residual)
-    if out is not None and (out.shape != x.shape or out.dtype is not x.dtype):
-        raise _output_error(FUSED_ADD_RMS_NORM.name, "out", x, out)
-    if residual_out is not None:
-        if residual_out.shape != x.shape or residual_out.dtype is not x.dtype:
-            raise _output_error(FUSED_ADD_RMS_NORM.name, "residual_out", x, residual_out)
-        if residual_out is out:
-            raise ShapeError(
-                FUSED_ADD_RMS_NORM.name, expected="out and residual_out apart", got="one tensor for both", fix="give two"
-            )
-    kernel = _fused_add_rms_norm.kernel(x.device, (x.dtype, residual.dtype, weight.dtype), (), solution)
-    result = kernel(x, residual, weight, eps=eps, out=out, residual_out=residual_out)
-    return result  # type: ignore[no-any-return]
+    return _run_fused_add_rms_norm(x, residual, weight, eps, solution, out, residual_out)
 
 
 def _weight_error(op: str, x: torch.Tensor, weight: torch.Tensor) -> ShapeError:
@@ -116,12 +95,20 @@ def _output_error(op: str, name: str, x: torch.Tensor, got: torch.Tensor) -> Sha
     )
 
 
-def _run_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, solution: str | None = None) -> torch.Tensor:
-    # A compiled graph calls this at run time, when nothing is being compiled any more.
+# The library op's implementation: a compiled graph calls it at run time, when nothing is being compiled any more.
+def _run_rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    solution: str | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     if weight.dim() != 1 or x.dim() == 0 or x.shape[-1] != weight.shape[0]:
         raise _weight_error(RMS_NORM.name, x, weight)
+    if out is not None and (out.shape != x.shape or out.dtype is not x.dtype):
+        raise _output_error(RMS_NORM.name, "out", x, out)
     kernel = _rms_norm.kernel(x.device, (x.dtype, weight.dtype), (), solution)
-    result: torch.Tensor = kernel(x, weight, eps=eps, out=None)
+    result: torch.Tensor = kernel(x, weight, eps=eps, out=out)
     return result
 
 
@@ -130,14 +117,30 @@ def _fake_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, solution: 
 
 
 def _run_fused_add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, solution: str | None = None
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    solution: str | None = None,
+    out: torch.Tensor | None = None,
+    residual_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    op = FUSED_ADD_RMS_NORM.name
     if weight.dim() != 1 or x.dim() == 0 or x.shape[-1] != weight.shape[0]:
-        raise _weight_error(FUSED_ADD_RMS_NORM.name, x, weight)
+        raise _weight_error(op, x, weight)
     if residual.shape != x.shape or residual.dtype is not x.dtype:
-        raise _output_error(FUSED_ADD_RMS_NORM.name, "residual", x, residual)
+        raise _output_error(op, "residual", x, residual)
+    if out is not None and (out.shape != x.shape or out.dtype is not x.dtype):
+        raise _output_error(op, "out", x, out)
+    if residual_out is not None:
+        if residual_out.shape != x.shape or residual_out.dtype is not x.dtype:
+            raise _output_error(op, "residual_out", x, residual_out)
+        if residual_out is out:
+            raise ShapeError(op, expected="out and residual_out apart", got="one tensor for both", fix="give two")
     kernel = _fused_add_rms_norm.kernel(x.device, (x.dtype, residual.dtype, weight.dtype), (), solution)
-    result: tuple[torch.Tensor, torch.Tensor] = kernel(x, residual, weight, eps=eps, out=None, residual_out=None)
+    result: tuple[torch.Tensor, torch.Tensor] = kernel(
+        x, residual, weight, eps=eps, out=out, residual_out=residual_out
+    )
     return result
 
 

@@ -1,0 +1,49 @@
+"""Cases of the activation ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tokenspeed_kernel.case import Case
+from tokenspeed_kernel.ops.activation.contract import SILU_AND_MUL
+
+__all__ = ["CASES"]
+
+_Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
+
+
+def _inputs(*shape: int, layout: str = "contiguous", scale: float = 1.0) -> _Build:
+    def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+        if layout == "transposed":
+            x = torch.randn(*shape[:-2], shape[-1], shape[-2], generator=generator).transpose(-1, -2)
+        elif layout == "sliced":
+            x = torch.randn(*shape[:-1], 2 * shape[-1] + 1, generator=generator)[..., 1::2]
+        else:
+            x = torch.randn(*shape, generator=generator)
+        return {"gate_up": (x * scale).to(device, dtype)}
+
+    return build
+
+
+CASES = tuple(
+    Case(SILU_AND_MUL.name, label, build, bench=bench)
+    for label, build, bench in (
+        ("empty 0x64", _inputs(0, 64), False),
+        ("empty inner", _inputs(3, 0), False),
+        ("odd 3x74", _inputs(3, 74), False),
+        ("one element", _inputs(2, 2), False),
+        ("3d 2x3x64", _inputs(2, 3, 64), False),
+        ("vector 40", _inputs(40), False),
+        ("transposed 5x24", _inputs(5, 24, layout="transposed"), False),
+        ("transposed 2x3x20", _inputs(2, 3, 20, layout="transposed"), False),
+        ("sliced 4x34", _inputs(4, 34, layout="sliced"), False),
+        ("large values 2x48", _inputs(2, 48, scale=100.0), False),
+        ("wide 2x2100", _inputs(2, 2100), False),
+        ("16x3072", _inputs(16, 3072), True),
+        ("512x3072", _inputs(512, 3072), True),
+    )
+)
+"""Every kernel of the family meets these."""

@@ -1,0 +1,23 @@
+"""Triton kernels of the activation ops."""
+
+from __future__ import annotations
+
+from tokenspeed_kernel.ops.activation.contract import FORMATS, SILU_AND_MUL
+from tokenspeed_kernel.spec import TRITON_PORTABLE, Band, KernelSpec, Verified, VerifiedBy
+
+__all__ = ["SPECS"]
+
+SPECS = (
+    KernelSpec(
+        op=SILU_AND_MUL.name,
+        name="triton_silu_and_mul",
+        solution="triton",
+        band=Band.PORTABLE,
+        implementation="tokenspeed_kernel.ops.activation.triton.silu_and_mul:silu_and_mul",
+        capability=TRITON_PORTABLE,
+        formats=FORMATS,
+        requires=("triton",),
+        graph_safe=True,
+        verified=(Verified(VerifiedBy.INTERPRETER, "x86-64"),),
+    ),
+)

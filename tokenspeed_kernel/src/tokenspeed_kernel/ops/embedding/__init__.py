@@ -1,0 +1,5 @@
+"""Embedding ops."""
+
+from tokenspeed_kernel.ops.embedding.api import embedding
+
+__all__ = ["embedding"]

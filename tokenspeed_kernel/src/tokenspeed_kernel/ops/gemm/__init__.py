@@ -1,0 +1,5 @@
+"""Matrix products."""
+
+from tokenspeed_kernel.ops.gemm.api import mm
+
+__all__ = ["mm"]

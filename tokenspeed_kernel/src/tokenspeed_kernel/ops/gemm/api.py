@@ -1,0 +1,104 @@
+"""Public matrix products: shapes are checked once, then the bound kernel is called."""
+
+from __future__ import annotations
+
+import torch
+from torch.compiler import is_compiling
+
+from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.errors import ShapeError
+from tokenspeed_kernel.ops.gemm.contract import MM
+
+__all__ = ["mm"]
+
+_mm = BoundOp(MM)
+
+
+def mm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    solution: str | None = None,
+) -> torch.Tensor:
+    """Multiply by a weight stored as in a linear layer: `x @ weight.T + bias`.
+
+    fp32 operands give IEEE float32 products, also on a GPU where tf32 is allowed.
+
+    Args:
+        x: [..., in_features] fp32, bf16 or fp16, any strides.
+        weight: [out_features, in_features], dtype of x, any strides.
+        bias: optional [out_features], dtype of x or fp32.
+        out: optional [..., out_features], written in place; it must not overlap an input.
+        out_dtype: dtype of the result: x's, or fp32; that of out, else of x, where left out.
+        solution: solution or kernel to insist on; chosen by the registry where left out.
+    Returns:
+        out, or a new contiguous [..., out_features] of out_dtype.
+    Raises:
+        ShapeError: shapes disagree.  NoKernelError: nothing qualifies.
+    Source: Dongarra et al., A Set of Level 3 Basic Linear Algebra Subprograms, ACM TOMS 16 (1990) (GEMM).
+    """
+    if is_compiling():
+        dtype = out_dtype if out_dtype is not None or out is None else out.dtype
+        result: torch.Tensor = _library_mm(x, weight, bias, dtype, solution)
+        return result if out is None else out.copy_(result)
+    return _run_mm(x, weight, bias, out_dtype, solution, out)
+
+
+# The library op's implementation: a compiled graph calls it at run time, when nothing is being compiled any more.
+def _run_mm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    solution: str | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise ShapeError(
+            MM.name,
+            expected="x [..., in_features] and weight [out_features, in_features]",
+            got=f"x {list(x.shape)} and weight {list(weight.shape)}",
+            fix="the last dimensions of x and weight must be equal; a weight stored as [in, out] needs .t()",
+        )
+    if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
+        raise ShapeError(MM.name, expected=f"bias [{weight.shape[0]}]", got=f"bias {list(bias.shape)}")
+    if out is not None:
+        if out_dtype is None:
+            out_dtype = out.dtype
+        _check_out(x, weight, out, out_dtype)
+    elif out_dtype is None:
+        out_dtype = x.dtype
+    dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype, out_dtype)
+    result: torch.Tensor = _mm.kernel(x.device, dtypes, (), solution)(x, weight, bias, out=out, out_dtype=out_dtype)
+    return result
+
+
+def _check_out(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, out_dtype: torch.dtype) -> None:
+    wanted = (*x.shape[:-1], weight.shape[0])
+    if out.shape != wanted or out.dtype is not out_dtype:
+        raise ShapeError(
+            MM.name,
+            expected=f"out {list(wanted)} {out_dtype}",
+            got=f"{list(out.shape)} {out.dtype}",
+            fix="give out the shape of the product and the dtype that out_dtype asks for",
+        )
+
+
+def _fake_mm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    solution: str | None = None,
+) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype or x.dtype)
+
+
+_library_mm = register_library_op(
+    "mm(Tensor x, Tensor weight, Tensor? bias=None, ScalarType? out_dtype=None, str? solution=None) -> Tensor",
+    _run_mm,
+    _fake_mm,
+)

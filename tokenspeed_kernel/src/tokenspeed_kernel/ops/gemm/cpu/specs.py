@@ -1,0 +1,34 @@
+"""CPU kernels of the matrix products."""
+
+from __future__ import annotations
+
+from tokenspeed_kernel.ops.gemm.contract import MM, mm_formats
+from tokenspeed_kernel.signature import Signature
+from tokenspeed_kernel.spec import CPU, Band, Capability, KernelSpec, Verified, VerifiedBy
+
+__all__ = ["SPECS"]
+
+SPECS = (
+    KernelSpec(
+        op=MM.name,
+        name="cpu_mm",
+        solution="cpu",
+        band=Band.PERFORMANT,
+        implementation="tokenspeed_kernel.ops.gemm.cpu.mm:mm",
+        capability=CPU,
+        formats=mm_formats(mixed_bias=True),
+        verified=(Verified(VerifiedBy.SILICON, "x86-64"),),
+    ),
+    KernelSpec(
+        op=MM.name,
+        name="cpu_mm_bf16",
+        solution="cpu",
+        band=Band.PERFORMANT,
+        implementation="tokenspeed_kernel.ops.gemm.cpu.mm:mm_bf16",
+        capability=Capability(("cpu",), frozenset({"bf16_dot"})),
+        # Another output than bf16 would be rounded twice, so that cpu_mm takes it.
+        formats=(Signature.of(x="bf16", weight="bf16", bias="bf16", out="bf16"),),
+        priority=10,
+        verified=(Verified(VerifiedBy.SILICON, "x86-64 AVX512_BF16"),),
+    ),
+)

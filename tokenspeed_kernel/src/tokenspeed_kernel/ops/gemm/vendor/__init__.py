@@ -1,0 +1,1 @@
+"""Kernels of vendor libraries; `specs` lists them, and nothing here is imported until one is bound."""

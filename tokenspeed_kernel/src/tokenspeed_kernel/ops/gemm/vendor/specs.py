@@ -1,0 +1,21 @@
+"""Matrix products of vendor libraries: cuBLAS, through PyTorch."""
+
+from __future__ import annotations
+
+from tokenspeed_kernel.ops.gemm.contract import MM, mm_formats
+from tokenspeed_kernel.spec import Band, Capability, KernelSpec
+
+__all__ = ["SPECS"]
+
+SPECS = (
+    KernelSpec(
+        op=MM.name,
+        name="cublas_mm",
+        solution="cublas",
+        band=Band.PERFORMANT,
+        implementation="tokenspeed_kernel.ops.gemm.vendor.cublas_mm:mm",
+        capability=Capability(("nvidia",)),
+        formats=mm_formats(mixed_bias=False),
+        graph_safe=True,
+    ),
+)

@@ -14,6 +14,7 @@
 
 #include "../invariant.h"
 #include "../plan/scheduler.h"
+#include "scheduler_docs.h"  // made from _scheduler.pyi
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -185,7 +186,7 @@ NB_MODULE(_scheduler, m) {
   m.doc() = "Control plane of the engine: requests, pages, prefix cache, batches.";
   // A ValueError is a call that does not fit, a RuntimeError misuse of the sequence of calls or a bug: the message tells which.
 
-  nb::enum_<SubmitStatus>(m, "SubmitStatus")
+  nb::enum_<SubmitStatus>(m, "SubmitStatus", doc::SubmitStatus)
       .value("OK", SubmitStatus::kOk)
       .value("EMPTY", SubmitStatus::kEmpty)
       .value("INVALID_TOKEN", SubmitStatus::kInvalidToken)
@@ -194,12 +195,12 @@ NB_MODULE(_scheduler, m) {
       .value("NEVER_FITS", SubmitStatus::kNeverFits)
       .value("DUPLICATE", SubmitStatus::kDuplicate);
 
-  nb::enum_<AbortStatus>(m, "AbortStatus")
+  nb::enum_<AbortStatus>(m, "AbortStatus", doc::AbortStatus)
       .value("OK", AbortStatus::kOk)
       .value("NOT_FOUND", AbortStatus::kNotFound)
       .value("ALREADY_ENDED", AbortStatus::kAlreadyEnded);
 
-  nb::class_<SchedulerConfig>(m, "SchedulerConfig")
+  nb::class_<SchedulerConfig>(m, "SchedulerConfig", doc::SchedulerConfig)
       .def(
           "__init__",
           [](SchedulerConfig* self, std::int32_t num_pages, std::int32_t page_size, std::int32_t max_num_seqs,
@@ -213,54 +214,64 @@ NB_MODULE(_scheduler, m) {
             new (self) SchedulerConfig(config);
           },
           nb::kw_only(), "num_pages"_a, "page_size"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "max_model_len"_a,
-          "chunk_size"_a = 0, "enable_prefix_cache"_a = true, "max_in_flight_steps"_a = 2)
-      .def_ro("num_pages", &SchedulerConfig::num_pages)
-      .def_ro("page_size", &SchedulerConfig::page_size)
-      .def_ro("max_num_seqs", &SchedulerConfig::max_num_seqs)
-      .def_ro("max_num_batched_tokens", &SchedulerConfig::max_num_batched_tokens)
-      .def_ro("max_model_len", &SchedulerConfig::max_model_len)
-      .def_ro("chunk_size", &SchedulerConfig::chunk_size)
-      .def_ro("enable_prefix_cache", &SchedulerConfig::enable_prefix_cache)
-      .def_ro("max_in_flight_steps", &SchedulerConfig::max_in_flight_steps)
-      .def_prop_ro("max_pages_per_request", &SchedulerConfig::max_pages_per_request)
+          "chunk_size"_a = 0, "enable_prefix_cache"_a = true, "max_in_flight_steps"_a = 2, doc::SchedulerConfig_init)
+      .def_ro("num_pages", &SchedulerConfig::num_pages, doc::SchedulerConfig_num_pages)
+      .def_ro("page_size", &SchedulerConfig::page_size, doc::SchedulerConfig_page_size)
+      .def_ro("max_num_seqs", &SchedulerConfig::max_num_seqs, doc::SchedulerConfig_max_num_seqs)
+      .def_ro("max_num_batched_tokens", &SchedulerConfig::max_num_batched_tokens, doc::SchedulerConfig_max_num_batched_tokens)
+      .def_ro("max_model_len", &SchedulerConfig::max_model_len, doc::SchedulerConfig_max_model_len)
+      .def_ro("chunk_size", &SchedulerConfig::chunk_size, doc::SchedulerConfig_chunk_size)
+      .def_ro("enable_prefix_cache", &SchedulerConfig::enable_prefix_cache, doc::SchedulerConfig_enable_prefix_cache)
+      .def_ro("max_in_flight_steps", &SchedulerConfig::max_in_flight_steps, doc::SchedulerConfig_max_in_flight_steps)
+      .def_prop_ro("max_pages_per_request", &SchedulerConfig::max_pages_per_request, doc::SchedulerConfig_max_pages_per_request)
       .def("__repr__", [](const SchedulerConfig& self) { return describe(self); });
 
-  nb::class_<SchedulerStats>(m, "SchedulerStats")
-      .def_ro("num_pages", &SchedulerStats::num_pages)
-      .def_ro("free_pages", &SchedulerStats::free_pages)
-      .def_ro("owned_pages", &SchedulerStats::owned_pages)
-      .def_ro("cached_pages", &SchedulerStats::cached_pages)
-      .def_ro("evictable_pages", &SchedulerStats::evictable_pages)
-      .def_ro("num_waiting", &SchedulerStats::num_waiting)
-      .def_ro("num_running", &SchedulerStats::num_running)
-      .def_ro("num_draining", &SchedulerStats::num_draining)
-      .def_ro("num_in_flight_steps", &SchedulerStats::num_in_flight_steps)
-      .def_ro("num_steps", &SchedulerStats::num_steps)
-      .def_ro("num_submitted", &SchedulerStats::num_submitted)
-      .def_ro("num_finished", &SchedulerStats::num_finished)
-      .def_ro("num_aborted", &SchedulerStats::num_aborted)
-      .def_ro("num_retractions", &SchedulerStats::num_retractions)
-      .def_ro("num_evicted_pages", &SchedulerStats::num_evicted_pages)
-      .def_ro("prefix_query_tokens", &SchedulerStats::prefix_query_tokens)
-      .def_ro("prefix_hit_tokens", &SchedulerStats::prefix_hit_tokens)
-      .def_ro("recomputed_tokens", &SchedulerStats::recomputed_tokens);
+  nb::class_<SchedulerStats>(m, "SchedulerStats", doc::SchedulerStats)
+      .def_ro("num_pages", &SchedulerStats::num_pages, doc::SchedulerStats_num_pages)
+      .def_ro("free_pages", &SchedulerStats::free_pages, doc::SchedulerStats_free_pages)
+      .def_ro("owned_pages", &SchedulerStats::owned_pages, doc::SchedulerStats_owned_pages)
+      .def_ro("cached_pages", &SchedulerStats::cached_pages, doc::SchedulerStats_cached_pages)
+      .def_ro("evictable_pages", &SchedulerStats::evictable_pages, doc::SchedulerStats_evictable_pages)
+      .def_ro("num_waiting", &SchedulerStats::num_waiting, doc::SchedulerStats_num_waiting)
+      .def_ro("num_running", &SchedulerStats::num_running, doc::SchedulerStats_num_running)
+      .def_ro("num_draining", &SchedulerStats::num_draining, doc::SchedulerStats_num_draining)
+      .def_ro("num_in_flight_steps", &SchedulerStats::num_in_flight_steps, doc::SchedulerStats_num_in_flight_steps)
+      .def_ro("num_steps", &SchedulerStats::num_steps, doc::SchedulerStats_num_steps)
+      .def_ro("num_submitted", &SchedulerStats::num_submitted, doc::SchedulerStats_num_submitted)
+      .def_ro("num_finished", &SchedulerStats::num_finished, doc::SchedulerStats_num_finished)
+      .def_ro("num_aborted", &SchedulerStats::num_aborted, doc::SchedulerStats_num_aborted)
+      .def_ro("num_retractions", &SchedulerStats::num_retractions, doc::SchedulerStats_num_retractions)
+      .def_ro("num_evicted_pages", &SchedulerStats::num_evicted_pages, doc::SchedulerStats_num_evicted_pages)
+      .def_ro("prefix_query_tokens", &SchedulerStats::prefix_query_tokens, doc::SchedulerStats_prefix_query_tokens)
+      .def_ro("prefix_hit_tokens", &SchedulerStats::prefix_hit_tokens, doc::SchedulerStats_prefix_hit_tokens)
+      .def_ro("recomputed_tokens", &SchedulerStats::recomputed_tokens, doc::SchedulerStats_recomputed_tokens);
 
-  nb::class_<Plan>(m, "Plan")
-      .def_ro("step", &Plan::step)
-      .def_ro("num_requests", &Plan::num_requests)
-      .def_ro("num_tokens", &Plan::num_tokens)
-      .def_ro("num_decodes", &Plan::num_decodes)
-      .def_ro("num_samples", &Plan::num_samples)
-      .def_prop_ro("request_ids", [](const Plan& self) { return self.get(&PlanArrays::request_ids, self.num_requests); })
-      .def_prop_ro("slots", [](const Plan& self) { return self.get(&PlanArrays::slots, self.num_requests); })
-      .def_prop_ro("query_lens", [](const Plan& self) { return self.get(&PlanArrays::query_lens, self.num_requests); })
-      .def_prop_ro("cu_query_lens", [](const Plan& self) { return self.get(&PlanArrays::cu_query_lens, self.num_requests + 1); })
-      .def_prop_ro("seq_lens", [](const Plan& self) { return self.get(&PlanArrays::seq_lens, self.num_requests); })
-      .def_prop_ro("token_ids", [](const Plan& self) { return self.get(&PlanArrays::token_ids, self.num_tokens); })
-      .def_prop_ro("positions", [](const Plan& self) { return self.get(&PlanArrays::positions, self.num_tokens); })
-      .def_prop_ro("slot_mapping", [](const Plan& self) { return self.get(&PlanArrays::slot_mapping, self.num_tokens); })
-      .def_prop_ro("sample_rows", [](const Plan& self) { return self.get(&PlanArrays::sample_rows, self.num_samples); })
-      .def_prop_ro("output_index", [](const Plan& self) { return self.get(&PlanArrays::output_index, self.num_samples); })
+  nb::class_<Plan>(m, "Plan", doc::Plan)
+      .def_ro("step", &Plan::step, doc::Plan_step)
+      .def_ro("num_requests", &Plan::num_requests, doc::Plan_num_requests)
+      .def_ro("num_tokens", &Plan::num_tokens, doc::Plan_num_tokens)
+      .def_ro("num_decodes", &Plan::num_decodes, doc::Plan_num_decodes)
+      .def_ro("num_samples", &Plan::num_samples, doc::Plan_num_samples)
+      .def_prop_ro(
+          "request_ids", [](const Plan& self) { return self.get(&PlanArrays::request_ids, self.num_requests); }, doc::Plan_request_ids)
+      .def_prop_ro(
+          "slots", [](const Plan& self) { return self.get(&PlanArrays::slots, self.num_requests); }, doc::Plan_slots)
+      .def_prop_ro(
+          "query_lens", [](const Plan& self) { return self.get(&PlanArrays::query_lens, self.num_requests); }, doc::Plan_query_lens)
+      .def_prop_ro(
+          "cu_query_lens", [](const Plan& self) { return self.get(&PlanArrays::cu_query_lens, self.num_requests + 1); }, doc::Plan_cu_query_lens)
+      .def_prop_ro(
+          "seq_lens", [](const Plan& self) { return self.get(&PlanArrays::seq_lens, self.num_requests); }, doc::Plan_seq_lens)
+      .def_prop_ro(
+          "token_ids", [](const Plan& self) { return self.get(&PlanArrays::token_ids, self.num_tokens); }, doc::Plan_token_ids)
+      .def_prop_ro(
+          "positions", [](const Plan& self) { return self.get(&PlanArrays::positions, self.num_tokens); }, doc::Plan_positions)
+      .def_prop_ro(
+          "slot_mapping", [](const Plan& self) { return self.get(&PlanArrays::slot_mapping, self.num_tokens); }, doc::Plan_slot_mapping)
+      .def_prop_ro(
+          "sample_rows", [](const Plan& self) { return self.get(&PlanArrays::sample_rows, self.num_samples); }, doc::Plan_sample_rows)
+      .def_prop_ro(
+          "output_index", [](const Plan& self) { return self.get(&PlanArrays::output_index, self.num_samples); }, doc::Plan_output_index)
       .def_prop_ro("page_updates",
                    [](const Plan& self) {
                      if (self.page_updates == nullptr) {
@@ -268,29 +279,38 @@ NB_MODULE(_scheduler, m) {
                      }
                      const auto* data = reinterpret_cast<const std::int32_t*>(self.page_updates->data());
                      return view_2d(data, self.page_updates->size(), 3, keeper(self.page_updates));
-                   })
+                   },
+                   doc::Plan_page_updates)
       .def("__bool__", [](const Plan& self) { return self.num_requests > 0; })
       .def("__repr__", [](const Plan& self) { return describe(self); });
 
-  nb::class_<CommitResult>(m, "CommitResult")
-      .def_ro("step", &CommitResult::step)
-      .def_ro("num_events", &CommitResult::num_events)
-      .def_prop_ro("request_ids", [](const CommitResult& self) { return self.get(&CommitArrays::request_ids); })
-      .def_prop_ro("token_ids", [](const CommitResult& self) { return self.get(&CommitArrays::token_ids); })
-      .def_prop_ro("finish_reasons", [](const CommitResult& self) { return self.get(&CommitArrays::finish_reasons); })
-      .def_prop_ro("num_prompt_tokens", [](const CommitResult& self) { return self.get(&CommitArrays::num_prompt_tokens); })
-      .def_prop_ro("num_cached_tokens", [](const CommitResult& self) { return self.get(&CommitArrays::num_cached_tokens); })
-      .def_prop_ro("output_index", [](const CommitResult& self) { return self.get(&CommitArrays::output_index); });
+  nb::class_<CommitResult>(m, "CommitResult", doc::CommitResult)
+      .def_ro("step", &CommitResult::step, doc::CommitResult_step)
+      .def_ro("num_events", &CommitResult::num_events, doc::CommitResult_num_events)
+      .def_prop_ro(
+          "request_ids", [](const CommitResult& self) { return self.get(&CommitArrays::request_ids); }, doc::CommitResult_request_ids)
+      .def_prop_ro(
+          "token_ids", [](const CommitResult& self) { return self.get(&CommitArrays::token_ids); }, doc::CommitResult_token_ids)
+      .def_prop_ro(
+          "finish_reasons", [](const CommitResult& self) { return self.get(&CommitArrays::finish_reasons); }, doc::CommitResult_finish_reasons)
+      .def_prop_ro(
+          "num_prompt_tokens", [](const CommitResult& self) { return self.get(&CommitArrays::num_prompt_tokens); }, doc::CommitResult_num_prompt_tokens)
+      .def_prop_ro(
+          "num_cached_tokens", [](const CommitResult& self) { return self.get(&CommitArrays::num_cached_tokens); }, doc::CommitResult_num_cached_tokens)
+      .def_prop_ro(
+          "output_index", [](const CommitResult& self) { return self.get(&CommitArrays::output_index); }, doc::CommitResult_output_index);
 
-  nb::class_<DebugOwners>(m, "DebugOwners")
-      .def_ro("kind", &DebugOwners::kind)
-      .def_ro("request_id", &DebugOwners::request_id)
-      .def_ro("num_owners", &DebugOwners::num_owners);
+  nb::class_<DebugOwners>(m, "DebugOwners", doc::DebugOwners)
+      .def_ro("kind", &DebugOwners::kind, doc::DebugOwners_kind)
+      .def_ro("request_id", &DebugOwners::request_id, doc::DebugOwners_request_id)
+      .def_ro("num_owners", &DebugOwners::num_owners, doc::DebugOwners_num_owners);
 
-  nb::class_<BoundScheduler>(m, "Scheduler")
-      .def(nb::init<const SchedulerConfig&>(), "config"_a)
-      .def_prop_ro("config", [](const BoundScheduler& self) { return self.core->config(); })
-      .def_prop_ro("page_table", [](const BoundScheduler& self) { return self.page_table; })
+  nb::class_<BoundScheduler>(m, "Scheduler", doc::Scheduler)
+      .def(nb::init<const SchedulerConfig&>(), "config"_a, doc::Scheduler_init)
+      .def_prop_ro(
+          "config", [](const BoundScheduler& self) { return self.core->config(); }, doc::Scheduler_config)
+      .def_prop_ro(
+          "page_table", [](const BoundScheduler& self) { return self.page_table; }, doc::Scheduler_page_table)
       .def(
           "submit",
           [](BoundScheduler& self, std::int64_t request_id, const TokenArray& token_ids, std::int64_t max_new_tokens,
@@ -299,18 +319,26 @@ NB_MODULE(_scheduler, m) {
                                      use_prefix_cache);
           },
           "request_id"_a, nb::arg("token_ids").noconvert(), "max_new_tokens"_a, nb::arg("stop_token_ids").noconvert(),
-          "min_new_tokens"_a = 0, "use_prefix_cache"_a = true)
-      .def("plan", &BoundScheduler::plan)
-      .def("commit", &BoundScheduler::commit, "step"_a, nb::arg("sampled").noconvert())
-      .def("abort", [](BoundScheduler& self, std::int64_t request_id) { return self.core->abort(request_id); }, "request_id"_a)
-      .def("flush_cache", [](BoundScheduler& self) { return self.core->flush_cache(); })
-      .def("stats", [](const BoundScheduler& self) { return self.core->stats(); })
-      .def("has_work", [](const BoundScheduler& self) { return self.core->has_work(); })
-      .def("debug_owners", [](const BoundScheduler& self) {
-        OwnerSnapshot snapshot = self.core->owners();
-        return DebugOwners{owned_array(std::move(snapshot.kind)), owned_array(std::move(snapshot.request_id)),
-                           owned_array(std::move(snapshot.num_owners))};
-      });
+          "min_new_tokens"_a = 0, "use_prefix_cache"_a = true, doc::Scheduler_submit)
+      .def("plan", &BoundScheduler::plan, doc::Scheduler_plan)
+      .def("commit", &BoundScheduler::commit, "step"_a, nb::arg("sampled").noconvert(), doc::Scheduler_commit)
+      .def(
+          "abort", [](BoundScheduler& self, std::int64_t request_id) { return self.core->abort(request_id); }, "request_id"_a,
+          doc::Scheduler_abort)
+      .def(
+          "flush_cache", [](BoundScheduler& self) { return self.core->flush_cache(); }, doc::Scheduler_flush_cache)
+      .def(
+          "stats", [](const BoundScheduler& self) { return self.core->stats(); }, doc::Scheduler_stats)
+      .def(
+          "has_work", [](const BoundScheduler& self) { return self.core->has_work(); }, doc::Scheduler_has_work)
+      .def(
+          "debug_owners",
+          [](const BoundScheduler& self) {
+            OwnerSnapshot snapshot = self.core->owners();
+            return DebugOwners{owned_array(std::move(snapshot.kind)), owned_array(std::move(snapshot.request_id)),
+                               owned_array(std::move(snapshot.num_owners))};
+          },
+          doc::Scheduler_debug_owners);
 }
 
 }  // namespace tokenspeed

@@ -59,7 +59,7 @@ void Scheduler::commit_row(Request& request, std::int32_t num_tokens, const Toke
   if (sampled != nullptr) {
     const std::int32_t index = request.num_sampled();
     --request.in_flight_samples;
-    request.tokens.push_back(*sampled);
+    request.tokens.append(*sampled);
     reason = finish_reason(request, *sampled, index);
     commits_[commit_turn_].push(request, *sampled, index, reason);
   }
@@ -90,9 +90,9 @@ void Scheduler::publish_full_pages(Request& request) {
   const std::int32_t num_full = request.num_committed / page_size;
   const std::int32_t num_new = num_full - request.num_shared_pages;
   KvHold& kv = *held_kv(request.state);
-  const auto tokens = std::span<const TokenId>(request.tokens)
-                          .subspan(static_cast<std::size_t>(request.num_shared_pages) * static_cast<std::size_t>(page_size),
-                                   static_cast<std::size_t>(num_new) * static_cast<std::size_t>(page_size));
+  const auto first_token = static_cast<std::size_t>(request.num_shared_pages) * static_cast<std::size_t>(page_size);
+  const auto num_tokens = static_cast<std::size_t>(num_new) * static_cast<std::size_t>(page_size);
+  const std::span<const TokenId> tokens = request.tokens.span().subspan(first_token, num_tokens);
   replaced_.clear();
   tree_->extend(kv.prefix, tokens, kv.pages.take_front(num_new), replaced_);
   for (const PageReplacement& replacement : replaced_) {

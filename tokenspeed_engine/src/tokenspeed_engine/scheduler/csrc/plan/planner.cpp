@@ -105,9 +105,9 @@ bool Scheduler::admit(Request& request) {
   if (tree_) {
     // The last known token is always computed: its logits are what the request waits for.
     const std::int32_t max_hit = request.use_prefix_cache ? (num_known - 1) / config_.page_size : 0;
-    const PrefixProbe hit = tree_->probe(request.tokens, max_hit);
+    const PrefixProbe hit = tree_->probe(request.tokens.span(), max_hit);
     if (needed - hit.num_locked_pages + reserve > available_pages()) return false;
-    prefix = tree_->lock_prefix(request.tokens, max_hit);
+    prefix = tree_->lock_prefix(request.tokens.span(), max_hit);
     hit_pages = hit.num_pages;
   } else if (needed + reserve > available_pages()) {
     return false;

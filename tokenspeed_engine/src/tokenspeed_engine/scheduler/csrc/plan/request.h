@@ -8,6 +8,7 @@
 
 #include "../fsm/states.h"
 #include "config.h"
+#include "sequence_tokens.h"
 
 namespace tokenspeed {
 
@@ -20,7 +21,7 @@ struct Request {
   std::int32_t min_new_tokens = 0;
   bool use_prefix_cache = true;
   std::vector<TokenId> stop_token_ids;
-  std::vector<TokenId> tokens;  // prompt, then sampled tokens
+  SequenceTokens tokens;  // prompt, then sampled tokens
 
   RequestState state{Submitted{}};
 

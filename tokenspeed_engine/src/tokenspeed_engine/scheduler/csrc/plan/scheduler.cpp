@@ -85,7 +85,7 @@ SubmitStatus Scheduler::submit(std::int64_t request_id, std::span<const TokenId>
   request.min_new_tokens = static_cast<std::int32_t>(std::min(min_new_tokens, max_new_tokens));
   request.use_prefix_cache = use_prefix_cache;
   request.stop_token_ids.assign(stop_token_ids.begin(), stop_token_ids.end());
-  request.tokens.assign(prompt.begin(), prompt.end());
+  request.tokens = SequenceTokens(prompt, prompt.size() + static_cast<std::size_t>(max_new_tokens), request.arrival);
   waiting_.emplace(request.arrival, &request);
   ++counters_.num_submitted;
   return SubmitStatus::kOk;
@@ -132,6 +132,8 @@ void Scheduler::forget_promise(Request& request) {
 void Scheduler::drain(Request& request) {
   TOKENSPEED_INVARIANT(request.in_flight_steps == 0);
   std::fill_n(table_row(request.row), request.num_table_pages, -1);
+  // Its row may get another request before the next plan, and one plan must not set an entry twice: devices apply updates in any order.
+  std::erase_if(pending_updates_, [&](const PageUpdate& update) { return update.row == request.row; });
   must_dispatch(request, Drained{});
   --num_draining_;
   request.row = -1;

@@ -1,0 +1,341 @@
+"""Control plane of the engine: requests, pages, prefix cache and batches, in C++.
+
+The docstrings here are compiled into the extension, and a test holds the signatures against it.
+"""
+
+import enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+class SubmitStatus(enum.Enum):
+    """What became of a submission; a user's mistake is a value, never an exception.
+
+    OK: queued. EMPTY: no prompt token. INVALID_TOKEN: a negative token id. INVALID_LENGTH: max_new_tokens under 1, or min_new_tokens
+    negative. TOO_LONG: prompt and max_new_tokens together pass max_model_len. NEVER_FITS: needs more pages than the whole pool has.
+    DUPLICATE: the id belongs to a request that lives, or whose last step is in flight.
+    """
+
+    OK = 0
+    EMPTY = 1
+    INVALID_TOKEN = 2
+    INVALID_LENGTH = 3
+    TOO_LONG = 4
+    NEVER_FITS = 5
+    DUPLICATE = 6
+
+class AbortStatus(enum.Enum):
+    """What became of an abort.
+
+    OK: no further scheduling and no further output. NOT_FOUND: no such request. ALREADY_ENDED: it finished or was aborted before, and
+    waits for a step in flight.
+    """
+
+    OK = 0
+    NOT_FOUND = 1
+    ALREADY_ENDED = 2
+
+class SchedulerConfig:
+    """Sizes and limits of a scheduler; checked here, frozen afterwards."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        chunk_size: int = 0,
+        enable_prefix_cache: bool = True,
+        max_in_flight_steps: int = 2,
+    ) -> None:
+        """Check and keep the values.
+
+        Args:
+            num_pages: pages of the pool, at least 1; all of them are used, none is set aside.
+            page_size: tokens in a page, at least 1.
+            max_num_seqs: requests that run at the same time: rows of the page table.
+            max_num_batched_tokens: tokens in one step, at least max_num_seqs.
+            max_model_len: tokens in one request, prompt and output together.
+            chunk_size: prompt tokens of one request in one step; 0 means as many as the budget allows.
+            enable_prefix_cache: share full pages between requests with equal beginnings.
+            max_in_flight_steps: steps that may be planned and not committed, 1 to 64.
+        Raises:
+            ValueError: a value is out of range; the message says which, and the remedy.
+        """
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool."""
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+    @property
+    def max_num_seqs(self) -> int:
+        """Requests that run at the same time."""
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens in one step."""
+    @property
+    def max_model_len(self) -> int:
+        """Tokens in one request, prompt and output together."""
+    @property
+    def chunk_size(self) -> int:
+        """Prompt tokens of one request in one step; 0 means as many as the budget allows."""
+    @property
+    def enable_prefix_cache(self) -> bool:
+        """Whether full pages are shared between requests with equal beginnings."""
+    @property
+    def max_in_flight_steps(self) -> int:
+        """Steps that may be planned and not committed."""
+    @property
+    def max_pages_per_request(self) -> int:
+        """Columns of the page table: what max_model_len needs, at most num_pages."""
+
+class SchedulerStats:
+    """Counters and levels at one moment: a plain copy. Counters never decrease."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool: free_pages + owned_pages + cached_pages."""
+    @property
+    def free_pages(self) -> int:
+        """Pages that hold nothing."""
+    @property
+    def owned_pages(self) -> int:
+        """Pages that belong to one request."""
+    @property
+    def cached_pages(self) -> int:
+        """Pages in the prefix cache, used by requests or not."""
+    @property
+    def evictable_pages(self) -> int:
+        """Cached pages that no request uses: as good as free."""
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, retracted ones included."""
+    @property
+    def num_running(self) -> int:
+        """Requests that prefill or decode."""
+    @property
+    def num_draining(self) -> int:
+        """Requests that ended, were aborted or retracted, and whose pages a step in flight may still write."""
+    @property
+    def num_in_flight_steps(self) -> int:
+        """Steps planned and not committed."""
+    @property
+    def num_steps(self) -> int:
+        """Counter of planned steps."""
+    @property
+    def num_submitted(self) -> int:
+        """Counter of accepted requests."""
+    @property
+    def num_finished(self) -> int:
+        """Counter of requests that ended by a stop token or their length."""
+    @property
+    def num_aborted(self) -> int:
+        """Counter of aborted requests."""
+    @property
+    def num_retractions(self) -> int:
+        """Counter of requests put back to the queue for want of pages."""
+    @property
+    def num_evicted_pages(self) -> int:
+        """Counter of cached pages dropped, by need or by flush_cache."""
+    @property
+    def prefix_query_tokens(self) -> int:
+        """Counter of prompt tokens looked up in the prefix cache, once for each request that may use it."""
+    @property
+    def prefix_hit_tokens(self) -> int:
+        """Counter of those that were found there."""
+    @property
+    def recomputed_tokens(self) -> int:
+        """Counter of tokens computed again after retractions."""
+
+class Plan:
+    """One step: which tokens run, and on which pages. False when nothing can run.
+
+    R requests, T tokens, S sampled tokens. Rows [0, num_decodes) are decodes of one token each, then come prefill chunks; both in order of
+    arrival. Arrays are read-only views of reused buffers, valid until the plan after the next; reading one later raises RuntimeError.
+    """
+
+    @property
+    def step(self) -> int:
+        """Number of the step, from 0; -1 for an empty plan, which takes no number and is not committed."""
+    @property
+    def num_requests(self) -> int:
+        """R."""
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+    @property
+    def num_decodes(self) -> int:
+        """Rows that decode."""
+    @property
+    def num_samples(self) -> int:
+        """S: tokens that commit expects."""
+    @property
+    def request_ids(self) -> NDArray[np.int64]:
+        """[R] int64, the requests."""
+    @property
+    def slots(self) -> NDArray[np.int32]:
+        """[R] int32, the request's row in the page table, the same as long as it runs."""
+    @property
+    def query_lens(self) -> NDArray[np.int32]:
+        """[R] int32, tokens that the request computes in this step."""
+    @property
+    def cu_query_lens(self) -> NDArray[np.int32]:
+        """[R + 1] int32, where each request's tokens begin; the last entry is T."""
+    @property
+    def seq_lens(self) -> NDArray[np.int32]:
+        """[R] int32, tokens in the request's cache after this step."""
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """[T] int32, tokens to compute; -1 where the token is sampled by a step that is not committed yet."""
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        """[T] int32, position of each token in its sequence."""
+    @property
+    def slot_mapping(self) -> NDArray[np.int64]:
+        """[T] int64, where keys and values go: page * page_size + offset. No two tokens of a plan share one."""
+    @property
+    def sample_rows(self) -> NDArray[np.int32]:
+        """[S] int32, ascending: the rows in [0, R) whose last token yields a new token."""
+    @property
+    def output_index(self) -> NDArray[np.int32]:
+        """[S] int32, tokens that the request had sampled before: the key of its random draw."""
+    @property
+    def page_updates(self) -> NDArray[np.int32]:
+        """[U, 3] int32, (slot, index, page): changes of the page table since the plan before, each entry at most once.
+
+        Applied to a copy of the table before this step runs, they make it equal to `Scheduler.page_table` in all entries that the step
+        reads; entries beyond a request's pages may be stale there. Valid for ever.
+        """
+
+class CommitResult:
+    """The E tokens of a step that count, in the order of the plan; those of requests that ended before are left out.
+
+    Arrays are read-only views of reused buffers, valid until the commit after the next; reading one later raises RuntimeError.
+    """
+
+    @property
+    def step(self) -> int:
+        """The committed step."""
+    @property
+    def num_events(self) -> int:
+        """E."""
+    @property
+    def request_ids(self) -> NDArray[np.int64]:
+        """[E] int64."""
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """[E] int32, the new token; a stop token is reported like any other."""
+    @property
+    def finish_reasons(self) -> NDArray[np.int8]:
+        """[E] int8: 0 running, 1 stop token, 2 length. Stop wins where both hold."""
+    @property
+    def num_prompt_tokens(self) -> NDArray[np.int32]:
+        """[E] int32, length of the request's prompt."""
+    @property
+    def num_cached_tokens(self) -> NDArray[np.int32]:
+        """[E] int32, prompt tokens that came from the prefix cache when the request was first admitted."""
+    @property
+    def output_index(self) -> NDArray[np.int32]:
+        """[E] int32, index of the token in the request's output, from 0."""
+
+class DebugOwners:
+    """Who holds each page, found by walking all holders; for tests."""
+
+    @property
+    def kind(self) -> NDArray[np.int8]:
+        """[num_pages] int8: 0 free, 1 a request, 2 the prefix cache, -1 nobody (a bug)."""
+    @property
+    def request_id(self) -> NDArray[np.int64]:
+        """[num_pages] int64, the holding request, else -1."""
+    @property
+    def num_owners(self) -> NDArray[np.int32]:
+        """[num_pages] int32, holders found: 1, anything else is a bug."""
+
+class Scheduler:
+    """Admission, batching, pages, prefix cache, retraction and the end of requests.
+
+    A pure function of its calls: two instances that get the same calls give the same plans, bit by bit. Not thread-safe: one thread
+    calls. Steps must run on the device in the order of their plans.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Allocate all tables and buffers at their largest size.
+
+        Args:
+            config: sizes and limits.
+        """
+    @property
+    def config(self) -> SchedulerConfig:
+        """The configuration it was made with."""
+    @property
+    def page_table(self) -> NDArray[np.int32]:
+        """[max_num_seqs, max_pages_per_request] int32, read-only view of the live table, valid for ever; -1 where no page is."""
+    def submit(
+        self,
+        request_id: int,
+        token_ids: NDArray[np.int32],
+        max_new_tokens: int,
+        stop_token_ids: NDArray[np.int32],
+        min_new_tokens: int = 0,
+        use_prefix_cache: bool = True,
+    ) -> SubmitStatus:
+        """Queue a request.
+
+        Args:
+            request_id: 64-bit, unique while the request lives.
+            token_ids: [n] int32, the prompt, n >= 1, each at least 0. Copied.
+            max_new_tokens: most tokens to sample, at least 1.
+            stop_token_ids: [k] int32, tokens that end the request.
+            min_new_tokens: a stop token among the first min_new_tokens sampled ones does not end the request.
+            use_prefix_cache: False computes the whole prompt, also after a retraction (log-probabilities of the prompt need that);
+                its pages may still serve others.
+        Returns:
+            OK, or why the request was not taken.
+        Raises:
+            TypeError: an array is not one-dimensional, contiguous int32.
+        """
+    def plan(self) -> Plan:
+        """Decide the next step. It may be called before the step before is committed.
+
+        Returns:
+            The step, or an empty plan (False) when nothing can run before a commit or a submission.
+        Raises:
+            RuntimeError: max_in_flight_steps steps are planned and not committed.
+        """
+    def commit(self, step: int, sampled: NDArray[np.int32]) -> CommitResult:
+        """Take the tokens of the oldest step in flight.
+
+        Args:
+            step: its number.
+            sampled: [S] int32, the token of each entry of `Plan.sample_rows`, at least 0.
+        Returns:
+            The tokens that count, and which requests ended.
+        Raises:
+            ValueError: not the oldest step in flight, a wrong number of tokens, or a negative one; nothing was changed.
+        """
+    def abort(self, request_id: int) -> AbortStatus:
+        """End a request at once: it is not scheduled again and yields no token.
+
+        Its pages return now, or when the last step in flight that contains it is committed.
+
+        Args:
+            request_id: the request.
+        Returns:
+            OK, or why there was nothing to abort.
+        """
+    def flush_cache(self) -> int:
+        """Drop all cached pages that no request uses. Pages in use stay shareable.
+
+        Returns:
+            The number of pages dropped.
+        """
+    def stats(self) -> SchedulerStats:
+        """Counters and levels now."""
+    def has_work(self) -> bool:
+        """Whether any request lives or waits for a step in flight."""
+    def debug_owners(self) -> DebugOwners:
+        """Walk all holders of pages; cost grows with the pool. For tests."""

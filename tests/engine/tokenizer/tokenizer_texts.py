@@ -20,7 +20,7 @@ TEXTS = {
     "tabs": "\tif x:\n\t\treturn\t1\n\t \t",
     "unicode_spaces": "a\u00a0b\u2003c\u3000d\u200be\ufefff\u2028g\u0085h",
     "python": 'def f(x: int = 0) -> str:\n    """Doc."""\n    return f"{x:>8}" if x != 1_000 else \'\'\n',
-    "c": "#include <stdio.h>\nint main(void){for(int i=0;i<10;++i){printf(\"%d\\n\",a[i]->b);}return 0;}\n",
+    "c": '#include <stdio.h>\nint main(void){for(int i=0;i<10;++i){printf("%d\\n",a[i]->b);}return 0;}\n',
     "json": '{"a": [1, 2.5e-3, null, true], "b\\u00e9": {"c": "d\\n"}}',
     "shell": "$ ls -la ~/dir && cat file.txt | grep -E '^[a-z]+$' > /dev/null 2>&1; echo $?\n",
     "latin": "Ça va? Naïve façade, Straße, Œuvre, ÀÉÎÕÜ, İstanbul ǅ",

@@ -47,7 +47,7 @@ class Tokenizer:
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self.bos_token_id = bos_token_id
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.pieces: TokenPieces | None = pieces_of(backend, self.special_token_ids)
+        self.pieces: TokenPieces | None = pieces_of(backend, self.special_token_ids, self.vocab_size)
         self._chat_template = chat_template
 
     @property

@@ -44,7 +44,7 @@ def load_tokenizer(path: str | os.PathLike[str], *, chat_template: str | None = 
 
     Args:
         path: a GGUF file; a folder with tokenizer.json (or files that transformers can convert, or one GGUF file); a
-            tokenizer.json; or a Hugging Face id.
+            tokenizer.json, or a .safetensors file beside one; or a Hugging Face id.
         chat_template: Jinja source to use in place of the model's own.
         revision: branch, tag or commit on the Hub; only with an id.
     Returns:
@@ -57,9 +57,9 @@ def load_tokenizer(path: str | os.PathLike[str], *, chat_template: str | None = 
     if place.is_file():
         if is_gguf(place):
             return tokenizer_from_gguf(read_gguf_metadata(place), str(place), chat_template)
-        if place.name == "tokenizer.json":
+        if place.name == "tokenizer.json" or place.suffix == ".safetensors":
             return _from_folder(place.parent, chat_template)
-        raise TokenizerError(f"load tokenizer: expected a GGUF file or a tokenizer.json, got the file {place}")
+        raise TokenizerError(f"load tokenizer: expected a GGUF file, a tokenizer.json or a .safetensors beside one, got {place}")
     if place.is_dir():
         return _from_folder(place, chat_template)
     name = os.fspath(path)

@@ -58,25 +58,28 @@ class TokenPieces:
 
     __slots__ = ("all", "strips_first_space", "visible")
 
-    def __init__(self, backend: BackendTokenizer, special_ids: frozenset[int], *, sentencepiece: bool, strips: bool) -> None:
+    def __init__(
+        self, backend: BackendTokenizer, special_ids: frozenset[int], vocab_size: int, *, sentencepiece: bool, strips: bool
+    ) -> None:
         self.strips_first_space = strips
-        self.all = _PieceTable(backend, frozenset(), sentencepiece)
-        self.visible = _PieceTable(backend, special_ids, sentencepiece)
+        self.all = _PieceTable(backend, frozenset(), vocab_size, sentencepiece)
+        self.visible = _PieceTable(backend, special_ids, vocab_size, sentencepiece)
 
 
 class _PieceTable(dict[int, Piece]):
     """A dict that fills itself: the hot path is one look-up. Holds at most one entry for each id of the vocabulary."""
 
-    __slots__ = ("_backend", "_hidden", "_sentencepiece")
+    __slots__ = ("_backend", "_hidden", "_sentencepiece", "_vocab_size")
 
-    def __init__(self, backend: BackendTokenizer, hidden: frozenset[int], sentencepiece: bool) -> None:
+    def __init__(self, backend: BackendTokenizer, hidden: frozenset[int], vocab_size: int, sentencepiece: bool) -> None:
         super().__init__()
         self._backend = backend
         self._hidden = hidden
+        self._vocab_size = vocab_size
         self._sentencepiece = sentencepiece
 
     def __missing__(self, token_id: int) -> Piece:
-        token = self._backend.id_to_token(token_id) if token_id >= 0 else None
+        token = self._backend.id_to_token(token_id) if 0 <= token_id < self._vocab_size else None
         if token is None:
             return ""  # not kept: ids outside the vocabulary would let the table grow without bound
         raw = b""
@@ -91,7 +94,7 @@ class _PieceTable(dict[int, Piece]):
         return piece
 
 
-def pieces_of(backend: BackendTokenizer, special_ids: frozenset[int]) -> TokenPieces | None:
+def pieces_of(backend: BackendTokenizer, special_ids: frozenset[int], vocab_size: int) -> TokenPieces | None:
     """The byte table of a tokenizer, or None when its decoder gives a token no bytes of its own."""
     decoder = backend.decoder
     if decoder is None:
@@ -100,11 +103,11 @@ def pieces_of(backend: BackendTokenizer, special_ids: frozenset[int]) -> TokenPi
     steps = state["decoders"] if state["type"] == "Sequence" else [state]
     names = [step["type"] for step in steps]
     if names == ["ByteLevel"]:
-        return TokenPieces(backend, special_ids, sentencepiece=False, strips=False)
+        return TokenPieces(backend, special_ids, vocab_size, sentencepiece=False, strips=False)
     if names[:3] == ["Replace", "ByteFallback", "Fuse"] and names[3:] in ([], ["Strip"]):
         replaces = steps[0]["pattern"] == {"String": SPACE_MARK} and steps[0]["content"] == " "
         strip = steps[3] if len(steps) == 4 else None
         strips_one = strip is None or (strip["content"] == " " and strip["start"] == 1 and strip["stop"] == 0)
         if replaces and strips_one:
-            return TokenPieces(backend, special_ids, sentencepiece=True, strips=strip is not None)
+            return TokenPieces(backend, special_ids, vocab_size, sentencepiece=True, strips=strip is not None)
     return None

@@ -48,14 +48,13 @@ def test_each_flag_reaches_its_field() -> None:
         graceful_shutdown_s=2.5,
         tokenizer="t",
         chat_template="c",
-        log_level="debug",
     )
     assert config.core.model == ModelConfig(
         model="m", revision="r", dtype="float32", device="cpu", max_model_len=4096, num_threads=2, seed=7
     )
     assert config.core.cache == CacheConfig(page_size=32, num_pages=100, gpu_memory_utilization=0.5, enable_prefix_caching=False)
     assert config.core.scheduling == SchedulingConfig(max_num_seqs=8, max_num_batched_tokens=64, prefill_chunk_size=16, max_queue=5)
-    assert config.core.process == ProcessConfig(heartbeat_timeout_s=9, hang_timeout_s=10, max_restarts=2)
+    assert config.core.process == ProcessConfig(heartbeat_timeout_s=9, hang_timeout_s=10, max_restarts=2, log_level="debug")
 
 
 def test_num_pages_is_an_alias() -> None:
@@ -83,7 +82,8 @@ def test_counts_take_suffixes(text: str, value: int) -> None:
         (["--num-pages", "0"], "--num-gpu-blocks-override", "0"),
         (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization", "1.5"),
         (["--gpu-memory-utilization", "nan"], "--gpu-memory-utilization", "nan"),
-        (["--max-num-seqs", "0"], "--max-num-seqs", "0"),
+        (["--max-num-seqs", "65537"], "--max-num-seqs", "65537"),
+        (["--max-num-seqs", "9", "--max-num-batched-tokens", "8"], "--max-num-batched-tokens", "8"),
         (["--max-num-batched-tokens", "0"], "--max-num-batched-tokens", "0"),
         (["--timeout-graceful-shutdown", "inf"], "--timeout-graceful-shutdown", "inf"),
         (["--heartbeat-timeout", "0.1"], "--heartbeat-timeout", "0.1"),

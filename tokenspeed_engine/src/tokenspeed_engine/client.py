@@ -100,12 +100,16 @@ def merge_deltas(earlier: TextDelta, later: TextDelta) -> TextDelta:
     )
 
 
+def _send_to_nobody(message: ToCore) -> None:
+    raise LinkDownError(f"client: {type(message).__name__} before a core was attached")
+
+
 class CoreClient:
     """Implements the server's EngineClient over the link to the core. Lives in one event loop."""
 
-    def __init__(self, send: Callable[[ToCore], None], metrics: EngineMetrics, *, max_requests: int) -> None:
-        """Args: send: to the core; raises like FrontendLink.send. max_requests: most requests in flight, running and waiting."""
-        self._send = send
+    def __init__(self, metrics: EngineMetrics, *, max_requests: int) -> None:
+        """Args: max_requests: most requests in flight, running and waiting."""
+        self._send: Callable[[ToCore], None] = _send_to_nobody
         self._metrics = metrics
         self._max_requests = max_requests
         self._streams: dict[str, _Stream] = {}
@@ -123,6 +127,10 @@ class CoreClient:
         self._idle.set()
         self.ready = asyncio.Event()
         self.last_stats = EngineStats()
+
+    def attach(self, send: Callable[[ToCore], None]) -> None:
+        """Say how to reach the core; `send` raises what FrontendLink.send does."""
+        self._send = send
 
     def set_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Give the client the model's tokenizer; needed before the status can be READY."""

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -120,13 +121,12 @@ class CoreSupervisor:
             SocketPathError: no directory is fit for the sockets.
         """
         self._directory = PrivateDirectory(self._limits.runtime_dir)
-        scheduling = self._config.scheduling
         self._link = FrontendLink(
             self._directory.endpoint,
             self._on_message,
             max_message_bytes=self._limits.max_message_bytes,
             # Each request can have a submission and an abort on their way.
-            queue_limit=2 * (scheduling.max_num_seqs + scheduling.max_queue) + 64,
+            queue_limit=2 * self._config.scheduling.max_requests + 64,
         )
         self._link.start()
         self._task = asyncio.create_task(self._keep_alive(), name="core-supervisor")
@@ -136,6 +136,11 @@ class CoreSupervisor:
     def core_pid(self) -> int | None:
         """Process id of the core, while there is one."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    @property
+    def runtime_directory(self) -> Path | None:
+        """The private directory of the socket, while it exists."""
+        return self._directory.path if self._directory is not None else None
 
     def send(self, message: ToCore) -> None:
         """Send to the core. Raises what FrontendLink.send does."""

@@ -30,6 +30,13 @@ class CoreConfig:
                 expected=f"at most --max-num-batched-tokens ({budget})",
                 remedy="lower it, or use 0 for the whole budget",
             )
+        if budget is not None and budget < self.scheduling.max_num_seqs:
+            raise ConfigError(
+                "--max-num-batched-tokens",
+                budget,
+                expected=f"at least --max-num-seqs ({self.scheduling.max_num_seqs}): each sequence needs a token in a step",
+                remedy="raise it, or lower --max-num-seqs",
+            )
         pages = self.cache.num_pages
         if pages is not None and self.cache.kv_cache_memory_bytes is not None:
             raise ConfigError(
@@ -39,9 +46,7 @@ class CoreConfig:
                 remedy="give the size of the KV cache once, in pages or in bytes",
             )
         if pages is not None and pages * self.cache.page_size < 2:
-            raise ConfigError(
-                "--num-gpu-blocks-override", pages, expected="room for at least 2 tokens", remedy="give more pages"
-            )
+            raise ConfigError("--num-gpu-blocks-override", pages, expected="room for at least 2 tokens", remedy="give more pages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

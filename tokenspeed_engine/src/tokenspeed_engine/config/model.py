@@ -25,9 +25,7 @@ class ModelConfig:
     """
 
     model: str = ""
-    revision: str = option(
-        "", "--revision", parse=str, help="branch, tag or commit of a Hugging Face model id", metavar="REV"
-    )
+    revision: str = option("", "--revision", parse=str, help="branch, tag or commit of a Hugging Face model id", metavar="REV")
     dtype: str = option("auto", "--dtype", parse=str, choices=DTYPES, help="compute type of the weights")
     device: str = option(
         "auto", "--device", parse=str, help="auto (a GPU where there is one), cpu, cuda or cuda:N", metavar="DEVICE"
@@ -61,7 +59,5 @@ class ModelConfig:
             expected="2 or more tokens",
             remedy="leave the flag out to use the model's own limit",
         )
-        check(
-            self, "num_threads", 0 <= self.num_threads <= 1024, expected="0 to 1024", remedy="use 0 to let torch decide"
-        )
+        check(self, "num_threads", 0 <= self.num_threads <= 1024, expected="0 to 1024", remedy="use 0 to let torch decide")
         check(self, "seed", 0 <= self.seed < 2**63, expected="0 to 2**63-1", remedy="choose a seed in that range")

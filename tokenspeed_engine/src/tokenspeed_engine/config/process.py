@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from tokenspeed_engine.config.fields import check, option, parse_count, parse_seconds
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessConfig:
@@ -21,6 +23,7 @@ class ProcessConfig:
         restart_backoff_max_s: longest wait before a restart.
         stable_after_s: a core that was ready for so long resets the count of restarts.
         max_message_bytes: largest message between the processes.
+        log_level: level of both processes' log on standard error.
         runtime_dir: where the private socket directory is made; empty means the user's runtime or temporary directory.
     """
 
@@ -59,9 +62,8 @@ class ProcessConfig:
         help="largest message between front end and core",
         metavar="BYTES",
     )
-    runtime_dir: str = option(
-        "", "--runtime-dir", parse=str, help="where the private socket directory is made", metavar="DIR"
-    )
+    log_level: str = option("info", "--log-level", parse=str, choices=LOG_LEVELS, help="level of the log on standard error")
+    runtime_dir: str = option("", "--runtime-dir", parse=str, help="where the private socket directory is made", metavar="DIR")
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s:
@@ -82,6 +84,7 @@ class ProcessConfig:
             expected="4K to 1G bytes",
             remedy="use 64M",
         )
+        check(self, "log_level", self.log_level in LOG_LEVELS, expected=f"one of {', '.join(LOG_LEVELS)}", remedy="use info")
 
     def restart_delay_s(self, restarts: int) -> float:
         """Wait before restart number `restarts` (0 is the first): doubles up to the cap."""

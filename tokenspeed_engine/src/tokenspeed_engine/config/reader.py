@@ -37,9 +37,7 @@ def add_flags(parser: argparse.ArgumentParser, stages: tuple[str, ...] = tuple(S
             _add_flag(group, f"{stage}.{name}", flag, _default_of(STAGES[stage], name))
 
 
-def read_config(
-    arguments: argparse.Namespace, *, model: str = "", environment: Mapping[str, str] | None = None
-) -> EngineConfig:
+def read_config(arguments: argparse.Namespace, *, model: str = "", environment: Mapping[str, str] | None = None) -> EngineConfig:
     """Build the configuration from parsed flags.
 
     Args:
@@ -65,9 +63,7 @@ def _add_flag(group: argparse._ArgumentGroup, destination: str, flag: Flag, defa
     source = f" [{flag.environment}]" if flag.environment else ""
     text = (flag.help + shown + source).replace("%", "%%")
     if flag.is_switch:
-        group.add_argument(
-            *flag.names, dest=destination, action=argparse.BooleanOptionalAction, default=None, help=text
-        )
+        group.add_argument(*flag.names, dest=destination, action=argparse.BooleanOptionalAction, default=None, help=text)
         return
     group.add_argument(
         *flag.names,
@@ -109,9 +105,7 @@ def _parse(flag: Flag, source: str, text: str) -> Any:
     try:
         return flag.parse(text)
     except ValueError as error:
-        raise ConfigError(
-            source, shown, expected=str(error), remedy="correct the value, or leave the flag out"
-        ) from None
+        raise ConfigError(source, shown, expected=str(error), remedy="correct the value, or leave the flag out") from None
 
 
 def _default_of(config_type: type, name: str) -> object:

@@ -20,13 +20,10 @@ class ServerConfig:
         graceful_shutdown_s: how long running requests may take to end after SIGTERM.
         tokenizer: Hugging Face id, folder or file of another tokenizer; empty means the model's.
         chat_template: a file with a Jinja template, or the template itself; empty means the model's.
-        log_level: level of the program's log on standard error.
     """
 
     host: str = option("127.0.0.1", "--host", parse=str, help="address to listen on", metavar="ADDRESS")
-    port: int = option(
-        8000, "--port", parse=parse_count, help="TCP port; 0 takes a free one and prints it", metavar="PORT"
-    )
+    port: int = option(8000, "--port", parse=parse_count, help="TCP port; 0 takes a free one and prints it", metavar="PORT")
     served_model_names: tuple[str, ...] = option(
         (),
         "--served-model-name",
@@ -55,14 +52,9 @@ class ServerConfig:
         help="seconds that running requests may take to end after SIGTERM",
         metavar="SECONDS",
     )
-    tokenizer: str = option(
-        "", "--tokenizer", parse=str, help="another tokenizer: Hugging Face id, folder or file", metavar="PATH"
-    )
+    tokenizer: str = option("", "--tokenizer", parse=str, help="another tokenizer: Hugging Face id, folder or file", metavar="PATH")
     chat_template: str = option(
         "", "--chat-template", parse=str, help="a Jinja chat template, or a file that holds one", metavar="TEMPLATE"
-    )
-    log_level: str = option(
-        "info", "--log-level", parse=str, choices=("debug", "info", "warning", "error"), help="level of the log"
     )
 
     def __post_init__(self) -> None:
@@ -83,10 +75,3 @@ class ServerConfig:
             remedy="choose another key",
         )
         check(self, "max_body_bytes", 1024 <= self.max_body_bytes <= 2**30, expected="1K to 1G bytes", remedy="use 16M")
-        check(
-            self,
-            "log_level",
-            self.log_level in ("debug", "info", "warning", "error"),
-            expected="debug, info, warning or error",
-            remedy="use info",
-        )

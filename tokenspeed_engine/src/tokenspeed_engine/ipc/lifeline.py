@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import BinaryIO
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.5
@@ -31,12 +30,13 @@ def die_with_parent(parent_pid: int) -> None:
         raise RuntimeError(f"the front end (pid {parent_pid}) ended before its core started")
 
 
-def watch_parent(parent_pid: int, pipe: BinaryIO, on_death: Callable[[], None]) -> None:
+def watch_parent(parent_pid: int, pipe_fd: int, on_death: Callable[[], None]) -> None:
     """Call on_death once, from a thread, when the pipe from the parent closes or the parent's pid changes.
 
     Args:
         parent_pid: the expected parent.
-        pipe: its write end is held by the parent alone, so that it closes with it.
+        pipe_fd: descriptor of a pipe whose write end the parent alone holds, so that it closes with it. Read without a buffer:
+            a thread that waits in a buffered reader would stop the interpreter from ending.
         on_death: must not return to normal work; it typically ends the process.
     """
     fired = threading.Lock()
@@ -46,7 +46,7 @@ def watch_parent(parent_pid: int, pipe: BinaryIO, on_death: Callable[[], None]) 
             on_death()
 
     def read_pipe() -> None:
-        while pipe.read(1):
+        while os.read(pipe_fd, 1):
             pass
         fire()
 

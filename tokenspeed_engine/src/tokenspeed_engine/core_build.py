@@ -1,0 +1,98 @@
+"""Puts the real parts of an engine core together: executor and scheduler of the configured model."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from tokenspeed_engine.config import CPU_MAX_NUM_SEQS, GPU_MAX_NUM_SEQS, CoreConfig, SchedulingConfig
+from tokenspeed_engine.core_process import CoreParts, LoadError
+from tokenspeed_engine.executor import ModelExecutor, resolve_device
+from tokenspeed_engine.ipc import LoadProgress
+from tokenspeed_engine.models import UnsupportedModelError
+from tokenspeed_engine.scheduler import Scheduler, SchedulerConfig
+from tokenspeed_engine.types import ModelInfo
+from tokenspeed_engine.weights import LoadProgress as WeightProgress
+from tokenspeed_engine.weights import WeightsError
+
+logger = logging.getLogger(__name__)
+
+_REPORT_INTERVAL_S = 0.2
+
+
+def build_core(config: CoreConfig, report: Callable[[LoadProgress], object]) -> CoreParts:
+    """Load the model, size cache and steps.
+
+    Args:
+        config: the core's configuration.
+        report: told how far the loading is.
+    Returns:
+        the parts, ready to run.
+    Raises:
+        LoadError: model, device or sizes cannot work as configured.
+    """
+    try:
+        scheduling = _resolve(config.scheduling, config.model.device)
+        report(LoadProgress("checkpoint"))
+        executor = ModelExecutor(config.model, config.cache, scheduling, progress=_Throttle(report))
+        scheduler_config = _scheduler_config(config, scheduling, executor)
+        scheduler = Scheduler(scheduler_config)
+    except (ValueError, MemoryError, WeightsError, UnsupportedModelError) as error:
+        raise LoadError(str(error)) from error
+    for warning in executor.warnings:
+        logger.warning("%s", warning)
+    info = ModelInfo(
+        name=executor.path.stem if executor.path.is_file() else executor.path.name,
+        architecture=executor.architecture,
+        vocab_size=executor.vocab_size,
+        max_model_len=executor.max_model_len,
+        num_pages=executor.num_pages,
+        page_size=executor.page_size,
+        eos_token_ids=tuple(executor.eos_token_ids),
+        dtype=str(executor.dtype).removeprefix("torch."),
+        device=str(executor.device),
+    )
+    return CoreParts(executor, scheduler, info, scheduler_config.max_num_batched_tokens)
+
+
+def _resolve(scheduling: SchedulingConfig, device: str) -> SchedulingConfig:
+    """Fill in what is left to the device."""
+    if scheduling.max_num_seqs:
+        return scheduling
+    number = CPU_MAX_NUM_SEQS if resolve_device(device).type == "cpu" else GPU_MAX_NUM_SEQS
+    if scheduling.max_num_batched_tokens is not None:
+        number = min(number, scheduling.max_num_batched_tokens)
+    return replace(scheduling, max_num_seqs=number)
+
+
+def _scheduler_config(config: CoreConfig, scheduling: SchedulingConfig, executor: ModelExecutor) -> SchedulerConfig:
+    budget = executor.max_num_batched_tokens
+    # A measured budget bounds a prompt's chunk; the step must still hold one token of each running sequence.
+    chunk_size = scheduling.prefill_chunk_size or (budget if scheduling.max_num_batched_tokens is None else 0)
+    return SchedulerConfig(
+        num_pages=executor.num_pages,
+        page_size=executor.page_size,
+        max_num_seqs=scheduling.max_num_seqs,
+        max_num_batched_tokens=max(budget, scheduling.max_num_seqs),
+        max_model_len=executor.max_model_len,
+        chunk_size=chunk_size,
+        enable_prefix_cache=config.cache.enable_prefix_caching,
+        max_in_flight_steps=max(scheduling.pipeline_depth, 2),
+    )
+
+
+class _Throttle:
+    """Passes on the progress of the weights a few times a second, and always the last of it."""
+
+    def __init__(self, report: Callable[[LoadProgress], object]) -> None:
+        self._report = report
+        self._last_s = 0.0
+
+    def __call__(self, progress: WeightProgress) -> None:
+        now_s = time.monotonic()
+        if progress.done_bytes < progress.total_bytes and now_s - self._last_s < _REPORT_INTERVAL_S:
+            return
+        self._last_s = now_s
+        self._report(LoadProgress("weights", progress.done_bytes, progress.total_bytes, progress.tensor))

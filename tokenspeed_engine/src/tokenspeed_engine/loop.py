@@ -1,0 +1,338 @@
+"""The engine's pipeline: receive, plan, execute, commit, send."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenspeed_engine.ipc import (
+    AbortRequests,
+    CoreLink,
+    Outbox,
+    Progress,
+    ProtocolError,
+    QueryStats,
+    RequestRejected,
+    Shutdown,
+    StatsReply,
+    StepOutputs,
+    SubmitRequest,
+    ToCore,
+)
+from tokenspeed_engine.scheduler import Scheduler, SubmitStatus
+from tokenspeed_engine.types import (
+    EngineStats,
+    FinishReason,
+    ModelInfo,
+    SampledTokens,
+    SamplingParams,
+    TokenizedRequest,
+    TokenLogprobs,
+)
+
+logger = logging.getLogger(__name__)
+
+# How long to wait for a slow front end, or for a plan that waits for pages, before looking again.
+_RETRY_S = 0.005
+
+
+class StepResult(Protocol):
+    """What an executor returns for one plan.
+
+    Attributes:
+        token_ids: [S] int32, one token for each sample row.
+        logprobs: one entry for each sample row, or empty.
+        prompt_logprobs: for each request that asked, entries of the prompt positions that this step computed.
+    """
+
+    token_ids: NDArray[np.int32]
+    logprobs: Sequence[TokenLogprobs | None]
+    prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]]
+
+
+class Executor(Protocol):
+    """Runs plans on a device."""
+
+    def add_request(self, request_id: int, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
+        """Prepare the sampler's state of a request. Raises ValueError for parameters that cannot be used."""
+
+    def remove_request(self, request_id: int) -> None:
+        """Forget a request; called when no planned step holds it any more."""
+
+    def execute(self, plan: Any, page_table: NDArray[np.int32]) -> StepResult:
+        """Run the forward pass of a plan, and sample."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request that the scheduler holds."""
+
+    name: str
+    number: int
+    request: TokenizedRequest
+    received_s: float
+    is_queued: bool = True
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that was executed and not yet committed."""
+
+    plan: Any
+    result: StepResult
+    started: tuple[tuple[str, float], ...]
+
+
+class EngineLoop:
+    """Owns the scheduler, the executor and the link while it runs; one thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        link: CoreLink,
+        progress: Progress,
+        model_info: ModelInfo,
+        *,
+        pipeline_depth: int = 1,
+    ) -> None:
+        """Args: pipeline_depth: 1 commits a step before the next is planned; 2 plans and runs the next one first."""
+        self._scheduler = scheduler
+        self._executor = executor
+        self._link = link
+        self._progress = progress
+        self._model_info = model_info
+        self._depth = pipeline_depth
+        self._outbox = Outbox(link)
+        self._numbers = itertools.count(1)
+        self._by_name: dict[str, _Request] = {}
+        self._by_number: dict[int, _Request] = {}
+        self._retired: list[tuple[int, int]] = []
+        self._in_flight: deque[_Step] = deque()
+        self._last_step = -1
+        self._num_aborts = 0
+        self._num_step_tokens = 0
+        self._step_time_s = 0.0
+        self._is_starved = False
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until the front end says stop. What an executor raises goes to the caller; see `fail`."""
+        while not self._stopping:
+            self._receive(self._link.receive(self._patience_s()))
+            if step := self._execute_next():
+                self._in_flight.append(step)
+            if self._in_flight and (step is None or len(self._in_flight) >= self._depth):
+                self._commit(self._in_flight.popleft())
+            self._send()
+
+    def fail(self, cause: str) -> None:
+        """Tell every request that the engine ends, and why. For the process boundary, after `run` raised."""
+        outputs = tuple(SampledTokens(request_id=name, finish_reason=FinishReason.ERROR, error=cause) for name in self._by_name)
+        self._outbox.put(self._frame(outputs, ()))
+        self._outbox.flush()
+
+    # -- receive ----------------------------------------------------------------------------------------------------------
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for a message: not at all with work to do, for ever without."""
+        if self._in_flight:
+            return 0.0
+        if self._scheduler.has_work():
+            self._progress.set_phase("busy")
+            return _RETRY_S if self._is_starved else 0.0
+        self._progress.set_phase("idle")
+        return None if self._outbox.is_empty else _RETRY_S
+
+    def _receive(self, messages: Sequence[ToCore | ProtocolError]) -> None:
+        for message in messages:
+            match message:
+                case SubmitRequest(request=request):
+                    self._submit(request)
+                case AbortRequests(request_ids=names):
+                    self._abort(names)
+                case QueryStats(query_id=query_id):
+                    self._outbox.put(StatsReply(query_id, self._stats()))
+                case Shutdown():
+                    self._stopping = True
+                case ProtocolError():
+                    logger.error("%s; dropped", message)
+
+    def _submit(self, request: TokenizedRequest) -> None:
+        """Hand a request to executor and scheduler, or refuse it; a bad one concerns nobody else."""
+        name, params = request.request_id, request.params
+        if name in self._by_name:
+            self._reject(name, "duplicate_request_id", "a request with this id is running; choose another id")
+            return
+        prompt = np.asarray(request.prompt_token_ids, dtype=np.int64)
+        if prompt.size and not 0 <= prompt.min() <= prompt.max() < self._model_info.vocab_size:
+            expected = f"ids from 0 to {self._model_info.vocab_size - 1}"
+            self._reject(name, "invalid_token_id", f"prompt: expected {expected}, got {prompt.min()} to {prompt.max()}")
+            return
+        number = next(self._numbers)
+        try:
+            self._executor.add_request(number, params, request.prompt_token_ids)
+        except Exception as error:  # noqa: BLE001 - the request came from another process; the cause goes back to it
+            self._reject(name, "invalid_request", f"{type(error).__name__}: {error}")
+            return
+        eos = () if params.ignore_eos else self._model_info.eos_token_ids
+        status = self._scheduler.submit(
+            number,
+            prompt.astype(np.int32),
+            params.max_tokens,
+            np.array(sorted({*params.stop_token_ids, *eos}), dtype=np.int32),
+            min_new_tokens=params.min_tokens,
+            # Positions that come from the cache have no logits, so a request for the prompt's log-probabilities computes all.
+            use_prefix_cache=params.prompt_logprobs is None,
+        )
+        if status != SubmitStatus.OK:
+            self._executor.remove_request(number)
+            self._reject(name, *self._explain(status, request))
+            return
+        entry = _Request(name, number, request, time.monotonic())
+        self._by_name[name] = self._by_number[number] = entry
+
+    def _abort(self, names: Sequence[str]) -> None:
+        """Stop scheduling and output of these at once; those that have ended are not an error."""
+        for name in names:
+            if entry := self._by_name.pop(name, None):
+                self._scheduler.abort(entry.number)
+                self._retire(entry)
+                self._num_aborts += 1
+        self._outbox.put(self._frame((), ()))
+
+    # -- plan and execute -------------------------------------------------------------------------------------------------
+
+    def _execute_next(self) -> _Step | None:
+        """Plan one step and run it; None when nothing can run."""
+        started_s = time.monotonic()
+        plan = self._scheduler.plan()
+        self._is_starved = plan.num_requests == 0 and not self._in_flight
+        if plan.num_requests == 0:
+            return None
+        self._last_step = plan.step
+        # A hang in the very first step after a pause must be seen, too.
+        self._progress.set_phase("busy")
+        result = self._executor.execute(plan, self._scheduler.page_table)
+        self._progress.step_done()
+        self._num_step_tokens += plan.num_tokens
+        self._step_time_s = time.monotonic() - started_s
+        return _Step(plan, result, self._newly_started(plan, started_s))
+
+    def _newly_started(self, plan: Any, started_s: float) -> tuple[tuple[str, float], ...]:
+        """(name, seconds in the queue) of the requests that this plan holds for the first time."""
+        numbers = plan.request_ids[plan.num_decodes :].tolist()
+        fresh = [entry for number in numbers if (entry := self._by_number.get(number)) and entry.is_queued]
+        for entry in fresh:
+            entry.is_queued = False
+        return tuple((entry.name, started_s - entry.received_s) for entry in fresh)
+
+    # -- commit and send --------------------------------------------------------------------------------------------------
+
+    def _commit(self, step: _Step) -> None:
+        """Tell the scheduler what was sampled, and turn its events into outputs."""
+        plan, result = step.plan, step.result
+        for number, entries in result.prompt_logprobs.items():
+            if entry := self._by_number.get(number):
+                entry.prompt_logprobs.extend(entries)
+        events = self._scheduler.commit(plan.step, result.token_ids)
+        logprobs = self._logprobs_by_number(plan, result)
+        columns = (events.request_ids, events.token_ids, events.finish_reasons, events.num_cached_tokens)
+        outputs = []
+        for number, token_id, reason, num_cached in zip(*(column.tolist() for column in columns), strict=True):
+            if entry := self._by_number.get(number):
+                outputs.append(self._output(entry, token_id, FinishReason(reason), num_cached, logprobs.get(number)))
+        self._outbox.put(self._frame(tuple(outputs), step.started))
+        self._release_retired(plan.step)
+
+    def _output(
+        self, entry: _Request, token_id: int, reason: FinishReason, num_cached: int, logprobs: TokenLogprobs | None
+    ) -> SampledTokens:
+        prompt_logprobs, entry.prompt_logprobs = tuple(entry.prompt_logprobs), []
+        if reason != FinishReason.RUNNING:
+            del self._by_name[entry.name]
+            self._retire(entry)
+        return SampledTokens(
+            request_id=entry.name,
+            token_ids=(token_id,),
+            logprobs=() if logprobs is None else (logprobs,),
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=reason,
+            num_prompt_tokens=len(entry.request.prompt_token_ids),
+            num_cached_tokens=num_cached,
+        )
+
+    def _logprobs_by_number(self, plan: Any, result: StepResult) -> dict[int, TokenLogprobs]:
+        if not any(entry is not None for entry in result.logprobs):
+            return {}
+        numbers = plan.request_ids[plan.sample_rows].tolist()
+        return {number: entry for number, entry in zip(numbers, result.logprobs, strict=True) if entry is not None}
+
+    def _send(self) -> None:
+        failed = self._outbox.flush()
+        if failed:
+            self._abort(failed)
+
+    def _frame(self, outputs: tuple[SampledTokens, ...], started: tuple[tuple[str, float], ...]) -> StepOutputs:
+        return StepOutputs(step=self._last_step, outputs=outputs, queued=started, stats=self._stats())
+
+    # -- bookkeeping ------------------------------------------------------------------------------------------------------
+
+    def _retire(self, entry: _Request) -> None:
+        """Drop the request here; the executor keeps its state until no step in flight can hold it."""
+        del self._by_number[entry.number]
+        self._retired.append((self._last_step, entry.number))
+        if not self._in_flight:
+            self._release_retired(self._last_step)
+
+    def _release_retired(self, committed_step: int) -> None:
+        for last_step, number in self._retired:
+            if last_step <= committed_step:
+                self._executor.remove_request(number)
+        self._retired = [entry for entry in self._retired if entry[0] > committed_step]
+
+    def _reject(self, name: str, code: str, message: str) -> None:
+        self._outbox.put(RequestRejected(name, code, message))
+
+    def _explain(self, status: SubmitStatus, request: TokenizedRequest) -> tuple[str, str]:
+        """Code and text for a status other than OK."""
+        length, info = len(request.prompt_token_ids), self._model_info
+        if status == SubmitStatus.NEVER_FITS:
+            room = info.num_pages * info.page_size
+            return "kv_cache_too_small", (
+                f"scheduler.submit: expected prompt and output to fit into the KV cache of {room} tokens ({info.num_pages} "
+                f"pages of {info.page_size}), got a prompt of {length} tokens and max_tokens {request.params.max_tokens}. "
+                "Fix: shorten the prompt, lower max_tokens, or start the server with a larger KV cache"
+            )
+        if status == SubmitStatus.TOO_LONG:
+            return "context_length_exceeded", (
+                f"scheduler.submit: expected at most {info.max_model_len} tokens of prompt and output, got a prompt of "
+                f"{length} tokens and max_tokens {request.params.max_tokens}. Fix: shorten the prompt or lower max_tokens"
+            )
+        return status.name.lower(), f"scheduler.submit: refused with status {status.name} (prompt of {length} tokens)"
+
+    def _stats(self) -> EngineStats:
+        stats = self._scheduler.stats()
+        return EngineStats(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_pages=stats.num_pages,
+            num_free_pages=stats.free_pages,
+            num_cached_pages=stats.evictable_pages,
+            num_steps=self._progress.num_steps,
+            num_step_tokens=self._num_step_tokens,
+            num_retractions=stats.num_retractions,
+            num_aborts=self._num_aborts,
+            prefix_query_tokens=stats.prefix_query_tokens,
+            prefix_hit_tokens=stats.prefix_hit_tokens,
+            step_time_s=self._step_time_s,
+        )

@@ -50,12 +50,21 @@ _LIBRARY: Final = _Library(_NAMESPACE, "FRAGMENT")
 
 
 class BoundOp:
-    """The table of one op's kernels that are already bound. The family's api module owns it."""
+    """One op's kernels that are already bound. The family's api module owns it.
+
+    An api calls `kernel`; or, where each 100 ns count, it looks into `table` with a flat key of its own and calls `bind`
+    when nothing is there. The key must hold everything that `bind` is told, and may hold more (the dtype of a given
+    output), so that what is checked on a miss need not be checked again.
+    """
 
     def __init__(self, contract: OpContract) -> None:
-        """Args: contract: operands and traits are passed to `kernel` in its order."""
+        """Make an empty table.
+
+        Args:
+            contract: operands and traits are passed to `kernel` and `bind` in its order.
+        """
         self.contract = contract
-        self._table: dict[object, Kernel] = {}
+        self.table: dict[object, Kernel] = {}
         _STATE.bound_ops.append(self)
 
     def kernel(
@@ -75,16 +84,19 @@ class BoundOp:
         Raises:
             NoKernelError, PluginError, KernelLoadError, PlatformError, FormatError: see `selection.select`.
         """
-        found = self._table.get((device, dtypes, traits, solution))
-        return found if found is not None else self._bind(device, dtypes, traits, solution)
+        key = (device, dtypes, traits, solution)
+        found = self.table.get(key)
+        return found if found is not None else self.bind(key, device, dtypes, traits, solution)
 
-    def _bind(
+    def bind(
         self,
+        key: object,
         device: torch.device,
         dtypes: tuple[torch.dtype | Format | None, ...],
-        traits: tuple[TraitValue, ...],
-        solution: str | None,
+        traits: tuple[TraitValue, ...] = (),
+        solution: str | None = None,
     ) -> Kernel:
+        """Select a kernel, load it, and enter it in `table` under `key`; otherwise as `kernel`."""
         contract = self.contract
         operands = zip(contract.operands, dtypes, strict=True)
         signature = Signature.of(**{name: value for name, value in operands if value is not None})
@@ -92,14 +104,14 @@ class BoundOp:
         request = Request(contract.name, platform_of(device), signature, values, solution, KernelConfig.from_env())
         with _STATE.lock:
             kernel = load_kernel(select(default_registry(), request), contract)
-            if len(self._table) >= _MAX_BOUND:  # a trait with unbounded values must not become a leak
-                self._table.clear()
-            self._table[(device, dtypes, traits, solution)] = kernel
+            if len(self.table) >= _MAX_BOUND:  # a trait with unbounded values must not become a leak
+                self.table.clear()
+            self.table[key] = kernel
         return kernel
 
     def clear(self) -> None:
         """Forget every bound kernel."""
-        self._table.clear()
+        self.table.clear()
 
 
 def load_kernel(spec: KernelSpec, contract: OpContract) -> Kernel:

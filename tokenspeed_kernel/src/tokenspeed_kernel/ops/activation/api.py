@@ -12,6 +12,7 @@ from tokenspeed_kernel.ops.activation.contract import SILU_AND_MUL
 __all__ = ["silu_and_mul"]
 
 _silu_and_mul = BoundOp(SILU_AND_MUL)
+_silu_and_mul_table = _silu_and_mul.table
 
 
 def silu_and_mul(
@@ -39,25 +40,37 @@ def silu_and_mul(
 def _run_silu_and_mul(
     gate_up: torch.Tensor, solution: str | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    if gate_up.dim() == 0 or gate_up.shape[-1] % 2:
+    shape, dtype = gate_up.shape, gate_up.dtype
+    if not shape or shape[-1] % 2:
         raise ShapeError(
             SILU_AND_MUL.name,
             expected="gate_up [..., 2 * inner]",
-            got=f"gate_up {list(gate_up.shape)}",
+            got=f"gate_up {list(shape)}",
             fix="concatenate gate and up along the last dimension",
         )
     if out is not None:
-        wanted = (*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-        if out.shape != wanted or out.dtype is not gate_up.dtype:
-            raise ShapeError(
-                SILU_AND_MUL.name,
-                expected=f"out {list(wanted)} {gate_up.dtype}",
-                got=f"{list(out.shape)} {out.dtype}",
-                fix="give out half of gate_up's last dimension and its dtype",
-            )
-    kernel = _silu_and_mul.kernel(gate_up.device, (gate_up.dtype,), (), solution)
+        inner = shape[-1] // 2
+        wanted = (shape[0], inner) if len(shape) == 2 else (*shape[:-1], inner)
+        if out.shape != wanted:
+            raise _out_error(gate_up, out)
+    key = (gate_up.device, dtype, dtype if out is None else out.dtype, solution)
+    kernel = _silu_and_mul_table.get(key)
+    if kernel is None:
+        if out is not None and out.dtype is not dtype:
+            raise _out_error(gate_up, out)
+        kernel = _silu_and_mul.bind(key, gate_up.device, (dtype,), (), solution)
     result: torch.Tensor = kernel(gate_up, out=out)
     return result
+
+
+def _out_error(gate_up: torch.Tensor, out: torch.Tensor) -> ShapeError:
+    wanted = [*gate_up.shape[:-1], gate_up.shape[-1] // 2]
+    return ShapeError(
+        SILU_AND_MUL.name,
+        expected=f"out {wanted} {gate_up.dtype}",
+        got=f"{list(out.shape)} {out.dtype}",
+        fix="give out half of gate_up's last dimension and its dtype",
+    )
 
 
 def _fake_silu_and_mul(gate_up: torch.Tensor, solution: str | None = None) -> torch.Tensor:

@@ -12,6 +12,7 @@ from tokenspeed_kernel.ops.embedding.contract import EMBEDDING
 __all__ = ["embedding"]
 
 _embedding = BoundOp(EMBEDDING)
+_embedding_table = _embedding.table
 
 
 def embedding(
@@ -46,25 +47,34 @@ def embedding(
 def _run_embedding(
     token_ids: torch.Tensor, weight: torch.Tensor, solution: str | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    if token_ids.dim() != 1 or weight.dim() != 2:
+    ids_shape, weight_shape, dtype = token_ids.shape, weight.shape, weight.dtype
+    if len(ids_shape) != 1 or len(weight_shape) != 2:
         raise ShapeError(
             EMBEDDING.name,
             expected="token_ids [num_tokens] and weight [vocab, hidden]",
-            got=f"token_ids {list(token_ids.shape)} and weight {list(weight.shape)}",
+            got=f"token_ids {list(ids_shape)} and weight {list(weight_shape)}",
             fix="flatten token_ids",
         )
-    if out is not None:
-        wanted = (token_ids.shape[0], weight.shape[1])
-        if out.shape != wanted or out.dtype is not weight.dtype:
-            raise ShapeError(
-                EMBEDDING.name,
-                expected=f"out {list(wanted)} {weight.dtype}",
-                got=f"{list(out.shape)} {out.dtype}",
-                fix="give out a row for each token and weight's dtype",
-            )
-    kernel = _embedding.kernel(weight.device, (token_ids.dtype, weight.dtype), (), solution)
+    if out is not None and out.shape != (ids_shape[0], weight_shape[1]):
+        raise _out_error(token_ids, weight, out)
+    ids_dtype = token_ids.dtype
+    key = (weight.device, ids_dtype, dtype, dtype if out is None else out.dtype, solution)
+    kernel = _embedding_table.get(key)
+    if kernel is None:
+        if out is not None and out.dtype is not dtype:
+            raise _out_error(token_ids, weight, out)
+        kernel = _embedding.bind(key, weight.device, (ids_dtype, dtype), (), solution)
     result: torch.Tensor = kernel(token_ids, weight, out=out)
     return result
+
+
+def _out_error(token_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> ShapeError:
+    return ShapeError(
+        EMBEDDING.name,
+        expected=f"out {[token_ids.shape[0], weight.shape[1]]} {weight.dtype}",
+        got=f"{list(out.shape)} {out.dtype}",
+        fix="give out a row for each token and weight's dtype",
+    )
 
 
 def _fake_embedding(token_ids: torch.Tensor, weight: torch.Tensor, solution: str | None = None) -> torch.Tensor:

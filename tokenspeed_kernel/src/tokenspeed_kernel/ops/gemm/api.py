@@ -12,6 +12,7 @@ from tokenspeed_kernel.ops.gemm.contract import MM
 __all__ = ["mm"]
 
 _mm = BoundOp(MM)
+_mm_table = _mm.table
 
 
 def mm(
@@ -56,35 +57,40 @@ def _run_mm(
     solution: str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+    shape, weight_shape, dtype = x.shape, weight.shape, x.dtype
+    if not shape or len(weight_shape) != 2 or shape[-1] != weight_shape[1]:
         raise ShapeError(
             MM.name,
             expected="x [..., in_features] and weight [out_features, in_features]",
-            got=f"x {list(x.shape)} and weight {list(weight.shape)}",
+            got=f"x {list(shape)} and weight {list(weight_shape)}",
             fix="the last dimensions of x and weight must be equal; a weight stored as [in, out] needs .t()",
         )
-    if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
-        raise ShapeError(MM.name, expected=f"bias [{weight.shape[0]}]", got=f"bias {list(bias.shape)}")
+    bias_dtype = None
+    if bias is not None:
+        if bias.shape != (weight_shape[0],):
+            raise ShapeError(MM.name, expected=f"bias [{weight_shape[0]}]", got=f"bias {list(bias.shape)}")
+        bias_dtype = bias.dtype
     if out is not None:
+        features = weight_shape[0]
+        wanted = (shape[0], features) if len(shape) == 2 else (*shape[:-1], features)
         if out_dtype is None:
             out_dtype = out.dtype
-        _check_out(x, weight, out, out_dtype)
+        if out.shape != wanted or out.dtype is not out_dtype:
+            raise ShapeError(
+                MM.name,
+                expected=f"out {list(wanted)} {out_dtype}",
+                got=f"{list(out.shape)} {out.dtype}",
+                fix="give out the shape of the product and the dtype that out_dtype asks for",
+            )
     elif out_dtype is None:
-        out_dtype = x.dtype
-    dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype, out_dtype)
-    result: torch.Tensor = _mm.kernel(x.device, dtypes, (), solution)(x, weight, bias, out=out, out_dtype=out_dtype)
+        out_dtype = dtype
+    weight_dtype = weight.dtype
+    key = (x.device, dtype, weight_dtype, bias_dtype, out_dtype, solution)
+    kernel = _mm_table.get(key)
+    if kernel is None:
+        kernel = _mm.bind(key, x.device, (dtype, weight_dtype, bias_dtype, out_dtype), (), solution)
+    result: torch.Tensor = kernel(x, weight, bias, out=out, out_dtype=out_dtype)
     return result
-
-
-def _check_out(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, out_dtype: torch.dtype) -> None:
-    wanted = (*x.shape[:-1], weight.shape[0])
-    if out.shape != wanted or out.dtype is not out_dtype:
-        raise ShapeError(
-            MM.name,
-            expected=f"out {list(wanted)} {out_dtype}",
-            got=f"{list(out.shape)} {out.dtype}",
-            fix="give out the shape of the product and the dtype that out_dtype asks for",
-        )
 
 
 def _fake_mm(

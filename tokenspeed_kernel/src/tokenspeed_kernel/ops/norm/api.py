@@ -11,8 +11,12 @@ from tokenspeed_kernel.ops.norm.contract import FUSED_ADD_RMS_NORM, RMS_NORM
 
 __all__ = ["fused_add_rms_norm", "rms_norm"]
 
+_FUSED = FUSED_ADD_RMS_NORM.name
+
 _rms_norm = BoundOp(RMS_NORM)
+_rms_norm_table = _rms_norm.table
 _fused_add_rms_norm = BoundOp(FUSED_ADD_RMS_NORM)
+_fused_add_rms_norm_table = _fused_add_rms_norm.table
 
 
 def rms_norm(
@@ -86,7 +90,14 @@ def _weight_error(op: str, x: torch.Tensor, weight: torch.Tensor) -> ShapeError:
     )
 
 
-def _output_error(op: str, name: str, x: torch.Tensor, got: torch.Tensor) -> ShapeError:
+def _check_dtypes(op: str, x: torch.Tensor, **others: torch.Tensor | None) -> None:
+    """Only when a kernel is bound: these dtypes are in the table's key."""
+    for name, other in others.items():
+        if other is not None and other.dtype is not x.dtype:
+            raise _like_error(op, name, x, other)
+
+
+def _like_error(op: str, name: str, x: torch.Tensor, got: torch.Tensor) -> ShapeError:
     return ShapeError(
         op,
         expected=f"{name} {list(x.shape)} {x.dtype}",
@@ -103,11 +114,16 @@ def _run_rms_norm(
     solution: str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    if weight.dim() != 1 or x.dim() == 0 or x.shape[-1] != weight.shape[0]:
+    shape, dtype, weight_dtype = x.shape, x.dtype, weight.dtype
+    if not shape or weight.shape != (shape[-1],):
         raise _weight_error(RMS_NORM.name, x, weight)
-    if out is not None and (out.shape != x.shape or out.dtype is not x.dtype):
-        raise _output_error(RMS_NORM.name, "out", x, out)
-    kernel = _rms_norm.kernel(x.device, (x.dtype, weight.dtype), (), solution)
+    if out is not None and out.shape != shape:
+        raise _like_error(RMS_NORM.name, "out", x, out)
+    key = (x.device, dtype, weight_dtype, dtype if out is None else out.dtype, solution)
+    kernel = _rms_norm_table.get(key)
+    if kernel is None:
+        _check_dtypes(RMS_NORM.name, x, out=out)
+        kernel = _rms_norm.bind(key, x.device, (dtype, weight_dtype), (), solution)
     result: torch.Tensor = kernel(x, weight, eps=eps, out=out)
     return result
 
@@ -125,19 +141,32 @@ def _run_fused_add_rms_norm(
     out: torch.Tensor | None = None,
     residual_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    op = FUSED_ADD_RMS_NORM.name
-    if weight.dim() != 1 or x.dim() == 0 or x.shape[-1] != weight.shape[0]:
+    op = _FUSED
+    shape, dtype, residual_dtype, weight_dtype = x.shape, x.dtype, residual.dtype, weight.dtype
+    if not shape or weight.shape != (shape[-1],):
         raise _weight_error(op, x, weight)
-    if residual.shape != x.shape or residual.dtype is not x.dtype:
-        raise _output_error(op, "residual", x, residual)
-    if out is not None and (out.shape != x.shape or out.dtype is not x.dtype):
-        raise _output_error(op, "out", x, out)
+    if residual.shape != shape:
+        raise _like_error(op, "residual", x, residual)
+    if out is not None and out.shape != shape:
+        raise _like_error(op, "out", x, out)
     if residual_out is not None:
-        if residual_out.shape != x.shape or residual_out.dtype is not x.dtype:
-            raise _output_error(op, "residual_out", x, residual_out)
+        if residual_out.shape != shape:
+            raise _like_error(op, "residual_out", x, residual_out)
         if residual_out is out:
             raise ShapeError(op, expected="out and residual_out apart", got="one tensor for both", fix="give two")
-    kernel = _fused_add_rms_norm.kernel(x.device, (x.dtype, residual.dtype, weight.dtype), (), solution)
+    key = (
+        x.device,
+        dtype,
+        residual_dtype,
+        weight_dtype,
+        dtype if out is None else out.dtype,
+        dtype if residual_out is None else residual_out.dtype,
+        solution,
+    )
+    kernel = _fused_add_rms_norm_table.get(key)
+    if kernel is None:
+        _check_dtypes(op, x, residual=residual, out=out, residual_out=residual_out)
+        kernel = _fused_add_rms_norm.bind(key, x.device, (dtype, residual_dtype, weight_dtype), (), solution)
     result: tuple[torch.Tensor, torch.Tensor] = kernel(
         x, residual, weight, eps=eps, out=out, residual_out=residual_out
     )

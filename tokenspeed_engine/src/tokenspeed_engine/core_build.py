@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from tokenspeed_engine.config import CPU_MAX_NUM_SEQS, GPU_MAX_NUM_SEQS, CoreConfig, SchedulingConfig
 from tokenspeed_engine.core_process import CoreParts, LoadError
@@ -44,7 +45,7 @@ def build_core(config: CoreConfig, report: Callable[[LoadProgress], object]) -> 
     for warning in executor.warnings:
         logger.warning("%s", warning)
     info = ModelInfo(
-        name=executor.path.stem if executor.path.is_file() else executor.path.name,
+        name=model_name(config.model.model, Path(executor.path)),
         architecture=executor.architecture,
         vocab_size=executor.vocab_size,
         max_model_len=executor.max_model_len,
@@ -55,6 +56,13 @@ def build_core(config: CoreConfig, report: Callable[[LoadProgress], object]) -> 
         device=str(executor.device),
     )
     return CoreParts(executor, scheduler, info, scheduler_config.max_num_batched_tokens)
+
+
+def model_name(model: str, path: Path) -> str:
+    """The name of a model in the API when none is given: its Hugging Face id, or the last part of its path without suffix."""
+    if model and not Path(model).expanduser().exists():
+        return model
+    return path.stem if path.is_file() else path.name
 
 
 def _resolve(scheduling: SchedulingConfig, device: str) -> SchedulingConfig:

@@ -45,17 +45,19 @@ _RETRY_S = 0.005
 
 
 class StepResult(Protocol):
-    """What an executor returns for one plan.
+    """What an executor returns for one plan."""
 
-    Attributes:
-        token_ids: [S] int32, one token for each sample row.
-        logprobs: one entry for each sample row, or empty.
-        prompt_logprobs: for each request that asked, entries of the prompt positions that this step computed.
-    """
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """[S] int32, one token for each sample row."""
 
-    token_ids: NDArray[np.int32]
-    logprobs: Sequence[TokenLogprobs | None]
-    prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]]
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs | None]:
+        """One entry for each sample row, or empty."""
+
+    @property
+    def prompt_logprobs(self) -> Mapping[int, Sequence[TokenLogprobs]]:
+        """For each request that asked, entries of the prompt positions that this step computed."""
 
 
 class Executor(Protocol):

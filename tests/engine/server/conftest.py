@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -158,9 +159,7 @@ class ScriptedCore:
             request.request_id,
             tuple(ids),
             () if top is None else tuple(logprobs_of(i, top) for i in ids),
-            tuple(logprobs_of(i, prompt_top) for i in request.prompt_token_ids[1:])
-            if prompt_top is not None and step == 0
-            else (),
+            tuple(logprobs_of(i, prompt_top) for i in request.prompt_token_ids[1:]) if prompt_top is not None and step == 0 else (),
             reason,
             len(request.prompt_token_ids),
             script.cached,
@@ -291,19 +290,29 @@ def make_server(tokenizer: Tokenizer) -> Iterator[MakeServer]:
 
     @asynccontextmanager
     async def run(
-        *, model: dict[str, Any] | None = None, limits: Limits | None = None, ready: bool = True, max_requests: int = 256, **config: Any
+        *,
+        model: dict[str, Any] | None = None,
+        limits: Limits | None = None,
+        ready: bool = True,
+        max_requests: int = 256,
+        send_buffer_bytes: int | None = None,
+        **config: Any,
     ) -> AsyncIterator[Server]:
         core = ScriptedCore(tokenizer.eos_token_ids[0])
         metrics = EngineMetrics()
-        client = CoreClient(core.send, metrics, max_requests=max_requests)
+        client = CoreClient(metrics, max_requests=max_requests)
+        client.attach(core.send)
         core.client = client
         if ready:
             client.set_tokenizer(tokenizer)
             client.on_ready(CoreReady(model_info(**(model or {})), 512, 0.1))
         runner = build_runner(build_app(client, ServerConfig(**config), metrics, limits), shutdown_timeout_s=5)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        listener = socket.create_server(("127.0.0.1", 0))
+        if send_buffer_bytes is not None:
+            # Accepted sockets inherit it; the kernel's own buffers would hide a slow reader for megabytes.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+        await web.SockSite(runner, listener).start()
         host, port = runner.addresses[0][:2]
         url = f"http://{host}:{port}"
         keys = config.get("api_keys") or ("none",)

@@ -90,7 +90,7 @@ class ChoiceAssembler:
         self.usage = SequenceUsage()
         self._prompt = prompt
         self._codec = codec
-        self._skip_special_tokens = params.skip_special_tokens
+        self._params = params
         self._echo = echo
         self._echo_only = echo_only
         self._begun = False
@@ -127,7 +127,7 @@ class ChoiceAssembler:
             if self._prompt.text is not None:
                 starts = text_prompt_offsets(self._echo_text, ids, self._codec)
             else:
-                starts = id_prompt_offsets(self._echo_text, ids, self._codec, self._skip_special_tokens)
+                starts = id_prompt_offsets(self._echo_text, ids, self._codec, self._params.skip_special_tokens)
             if len(delta.prompt_logprobs) != len(ids) - 1:
                 raise EngineClientError(
                     f"expected log-probabilities of {len(ids) - 1} prompt tokens with the first delta, "
@@ -156,9 +156,14 @@ class ChoiceAssembler:
         elif finish_reason is None or isinstance(delta.stop_reason, str):
             keep = sum(entry.start >= num_chars for entry in held)
         else:
-            # The last token is a stop token; it is reported only where its text is.
-            keep = int(bool(held) and held[-1].start >= num_chars)
+            # The last token is a stop token; it is reported only where the detokenizer shows its text.
+            keep = int(bool(held) and not self._shows(held[-1].token_id))
         return tuple(held.popleft() for _ in range(len(held) - keep))
+
+    def _shows(self, stop_token_id: int) -> bool:
+        params = self._params
+        hidden = params.skip_special_tokens and stop_token_id in self._codec.special_token_ids
+        return params.include_stop_str_in_output and not hidden
 
 
 def _raise_failure(delta: TextDelta) -> None:

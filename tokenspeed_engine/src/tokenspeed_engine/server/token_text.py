@@ -13,7 +13,7 @@ _MAX_CHARACTER_BYTES = 4
 
 
 class OffsetCounter:
-    """Counts characters while tokens go by, as joined bytes decode: a token inside a character begins where that character does.
+    """Counts characters while tokens go by, as joined bytes decode: a token inside a character begins where that does.
 
     Args:
         codec: the tokenizer.
@@ -29,10 +29,22 @@ class OffsetCounter:
         self._num_chars = 0
 
     def advance(self, token_id: int) -> int:
-        """Take the next token; returns the number of whole characters before it."""
+        """Take the next token; returns the number of characters before the one that it begins in."""
+        if token_id in self._hidden:
+            return self._num_chars
+        new = self._codec.token_bytes(token_id)
+        if self._unfinished and _breaks(self._unfinished, new[:1]):
+            # The unfinished character becomes a U+FFFD of its own; one that is all the earlier text's is not counted here.
+            self._num_chars += len(self._unfinished) > self._num_foreign
+            self._unfinished = b""
+            self._num_foreign = 0
         start = self._num_chars
-        if token_id not in self._hidden:
-            self._take(self._codec.token_bytes(token_id))
+        data = self._unfinished + new
+        text, num_used = codecs.utf_8_decode(data, "replace", False)
+        self._unfinished = data[num_used:]
+        self._num_chars += len(text)
+        if num_used:
+            self._num_foreign = 0
         return start
 
     @property
@@ -40,16 +52,14 @@ class OffsetCounter:
         """The bytes of the last character, while it is incomplete."""
         return self._unfinished
 
-    def _take(self, new: bytes) -> None:
-        data = self._unfinished + new
-        text, num_used = codecs.utf_8_decode(data, "replace", False)
-        self._unfinished = data[num_used:]
-        self._num_chars += len(text)
-        if self._num_foreign and num_used:
-            # A character that the text before began and nothing completes is that text's own U+FFFD, not ours.
-            ours = codecs.utf_8_decode(data[self._num_foreign :], "replace", False)[0]
-            self._num_chars -= text == "\ufffd" + ours
-            self._num_foreign = 0
+
+def _breaks(unfinished: bytes, following: bytes) -> bool:
+    """Whether the next byte neither goes on with the unfinished character nor completes it."""
+    try:
+        codecs.utf_8_decode(unfinished + following, "strict", False)
+    except UnicodeDecodeError:
+        return True
+    return False
 
 
 def counter_after(prompt_token_ids: Sequence[int], codec: TextCodec, skip_special_tokens: bool) -> OffsetCounter:

@@ -152,3 +152,18 @@ def test_exported_op_gives_the_eager_result() -> None:
     expected = attention.mha_decode(*tensors, max_seqlen_k=64, return_lse=True)
     for got, want in zip(exported(*tensors), expected, strict=True):
         assert torch.equal(got, want)
+
+
+def test_a_plan_of_other_queries_is_refused() -> None:
+    inputs = cases.paged_inputs(CASE)
+    sizes = {"page_size": CASE.page_size, "max_seqlen_q": 5, "max_seqlen_k": 9}
+    made = attention.plan(inputs["page_table"], inputs["seq_lens"], inputs["cu_seqlens_q"], **sizes)
+    attention.mha_extend(**inputs, plan=made)
+    other = torch.tensor([0, 4, 6], dtype=torch.int32)
+    with pytest.raises(ShapeError, match="plan of this batch"):
+        attention.mha_extend(**{**inputs, "cu_seqlens_q": other}, plan=made)
+    with pytest.raises(ShapeError, match="6 rows, got q with 4 rows"):
+        attention.mha_extend(**{**inputs, "q": inputs["q"][:4]}, plan=made)
+    without = attention.plan(inputs["page_table"], inputs["seq_lens"], **sizes)
+    with pytest.raises(ShapeError, match="plan of this batch"):
+        attention.mha_extend(**inputs, plan=without)

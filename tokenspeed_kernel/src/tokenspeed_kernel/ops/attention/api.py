@@ -272,7 +272,7 @@ def mha_extend(
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
     check_common("attention.mha_extend", q, k_cache, v_cache, sliding_window, causal, logit_cap, sinks, out)
-    check_paged("attention.mha_extend", q, k_cache, page_table, seq_lens, max_seqlen_k, plan)
+    check_paged("attention.mha_extend", q, k_cache, page_table, seq_lens, max_seqlen_k, plan, cu_seqlens_q)
     check_int32("attention.mha_extend", "cu_seqlens_q", cu_seqlens_q, seq_lens.shape[0] + 1, q)
     dtype = k_cache.dtype
     traits = (

@@ -60,32 +60,36 @@ def check_paged(
     seq_lens: torch.Tensor,
     max_seqlen_k: int,
     plan: AttentionPlan | None,
+    cu_seqlens_q: torch.Tensor | None = None,
 ) -> None:
     """Check a paged cache and its page table.
 
     Raises:
         ShapeError: with the operand, what was expected, and what came.
     """
-    if k_cache.dim() != 4:
+    cache_shape = k_cache.shape
+    if len(cache_shape) != 4:
         _refuse(op, "k_cache [num_pages, page_size, num_kv_heads, head_dim]", k_cache)
+    if plan is not None:
+        if not plan.describes(page_table, seq_lens, cache_shape[1], cu_seqlens_q):
+            raise ShapeError(
+                op,
+                expected="the plan of this batch: made from the same page_table, seq_lens, cu_seqlens_q and page_size",
+                got="a plan made from others",
+                fix="make one plan for each step with attention.plan, and pass the same tensors to it and to the op",
+            )
+        if page_table.device == q.device and max_seqlen_k <= plan.max_keys:
+            return  # `plan` has checked the rest
     if page_table.dim() != 2 or page_table.dtype != torch.int32 or page_table.device != q.device:
         _refuse(op, f"page_table [num_reqs, max_pages] int32 on {q.device}", page_table)
     num_reqs, max_pages = page_table.shape
     check_int32(op, "seq_lens", seq_lens, num_reqs, q)
-    page_size = k_cache.shape[1]
-    if max_seqlen_k > max_pages * page_size:
+    if max_seqlen_k > max_pages * cache_shape[1]:
         raise ShapeError(
             op,
-            expected=f"max_seqlen_k <= max_pages * page_size = {max_pages * page_size}",
+            expected=f"max_seqlen_k <= max_pages * page_size = {max_pages * cache_shape[1]}",
             got=str(max_seqlen_k),
             fix="give the page table a column for every page of the longest request",
-        )
-    if plan is not None and not plan.describes(page_table, seq_lens, page_size):
-        raise ShapeError(
-            op,
-            expected="the plan of this batch: made from the same page_table, seq_lens and page_size",
-            got="a plan made from others",
-            fix="make one plan for each step with attention.plan, and pass the same tensors to it and to the op",
         )
 
 

@@ -28,9 +28,10 @@ class AttentionPlan:
         page_size: tokens in a page.
         max_seqlen_q: at least every request's number of queries.
         max_seqlen_k: at least every entry of ``seq_lens``.
+        max_keys: tokens that a row of the page table has room for.
     """
 
-    __slots__ = ("_prepared", "cu_seqlens_q", "max_seqlen_k", "max_seqlen_q", "page_size", "page_table", "seq_lens")
+    __slots__ = ("_prepared", "cu_seqlens_q", "max_keys", "max_seqlen_k", "max_seqlen_q", "page_size", "page_table", "seq_lens")
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class AttentionPlan:
         self.page_size = page_size
         self.max_seqlen_q = max_seqlen_q
         self.max_seqlen_k = max_seqlen_k
+        self.max_keys = page_table.shape[1] * page_size
         self._prepared: dict[Hashable, Any] = {}
 
     def prepared(self, key: Hashable, build: Callable[[], _Prepared]) -> _Prepared:
@@ -56,14 +58,15 @@ class AttentionPlan:
             found = self._prepared[key] = build()
         return found
 
-    def describes(self, page_table: torch.Tensor, seq_lens: torch.Tensor, page_size: int) -> bool:
-        """Whether the plan was made from these very tensors."""
+    def describes(
+        self, page_table: torch.Tensor, seq_lens: torch.Tensor, page_size: int, cu_seqlens_q: torch.Tensor | None
+    ) -> bool:
+        """Whether the plan was made from these very tensors; without ``cu_seqlens_q`` the call has one query a request."""
         return (
             page_size == self.page_size
-            and seq_lens.data_ptr() == self.seq_lens.data_ptr()
-            and page_table.data_ptr() == self.page_table.data_ptr()
-            and seq_lens.shape == self.seq_lens.shape
-            and page_table.shape == self.page_table.shape
+            and _same(page_table, self.page_table)
+            and _same(seq_lens, self.seq_lens)
+            and (cu_seqlens_q is None or (self.cu_seqlens_q is not None and _same(cu_seqlens_q, self.cu_seqlens_q)))
         )
 
 
@@ -109,6 +112,10 @@ def plan(
             fix="give the page table more columns",
         )
     return AttentionPlan(page_table, seq_lens, cu_seqlens_q, page_size, max_seqlen_q, max_seqlen_k)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one is other or (one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.dtype == other.dtype)
 
 
 def _shown(tensor: torch.Tensor) -> str:

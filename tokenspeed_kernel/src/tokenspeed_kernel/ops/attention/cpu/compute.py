@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.attention.cpu.schedule import Chunk, Keys, RowGroup, Schedule
 from tokenspeed_kernel.ops.attention.cpu.workspace import WORKSPACE
 
@@ -38,6 +39,9 @@ def attend(
     Half-precision operands are computed in float32, float64 ones in float64.
     """
     num_rows, num_heads, head_dim = q.shape
+    if num_rows != schedule.num_rows:
+        got = f"q with {num_rows} rows"
+        raise ShapeError("attention", expected=f"q with the plan's {schedule.num_rows} rows", got=got)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     options = Options(scale, logit_cap, None if sinks is None else sinks.to(dtype))
@@ -68,16 +72,19 @@ def _attend_rows(
     result: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> None:
-    num_heads, head_dim = q.shape[1:]
+    _, num_heads, head_dim = q.shape
+    num_rows, num_keys, dtype = group.num_rows, group.num_keys, result.dtype
     num_kv_heads = k.shape[-2]
-    batch, per_head, dtype = group.num_rows * num_kv_heads, num_heads // num_kv_heads, result.dtype
-    last = group.first + group.num_rows
+    batch, per_head = num_rows * num_kv_heads, num_heads // num_kv_heads
+    last = group.first + num_rows
     queries = q[group.first : last] if group.rows is None else q.index_select(0, group.rows)
-    queries = queries.reshape(batch, per_head, head_dim).to(dtype)
-    keys = _gather(k, group.index, "keys", dtype).view(batch, group.num_keys, head_dim)
-    logits = WORKSPACE.take("logits", (batch, per_head, group.num_keys), dtype)
+    queries = queries.reshape(batch, per_head, head_dim)
+    if queries.dtype != dtype:
+        queries = queries.to(dtype)
+    keys = _gather(k, group.index, (batch, num_keys, head_dim), dtype)
+    logits = WORKSPACE.take("logits", (batch, per_head, num_keys), dtype)
     if options.logit_cap is None and group.bias is not None:
-        bias = group.bias.to(dtype).expand(batch, per_head, group.num_keys)
+        bias = group.bias.to(dtype).expand(batch, per_head, num_keys)
         torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=options.scale, out=logits)
     else:
         torch.baddbmm(logits, queries, keys.transpose(1, 2), beta=0, alpha=options.scale, out=logits)
@@ -85,26 +92,26 @@ def _attend_rows(
             logits.div_(options.logit_cap).tanh_().mul_(options.logit_cap)
         if group.bias is not None:
             logits.add_(group.bias)
-    weights = WORKSPACE.take("weights", (batch, per_head, group.num_keys), dtype)
+    weights = WORKSPACE.take("weights", (batch, per_head, num_keys), dtype)
     torch.softmax(logits, -1, out=weights)
     # The keys are no longer needed: the values take their place, which is still in the cache.
-    values = _gather(v, group.index, "keys", dtype).view(batch, group.num_keys, head_dim)
+    values = _gather(v, group.index, (batch, num_keys, head_dim), dtype)
     if group.rows is None:
         target = result[group.first : last].view(batch, per_head, head_dim)
     else:
         target = WORKSPACE.take("rows", (batch, per_head, head_dim), dtype)
     torch.bmm(weights, values, out=target)
     if lse is not None or options.sinks is not None:
-        total = logits.logsumexp(-1).view(group.num_rows, num_heads)
+        total = logits.logsumexp(-1).view(num_rows, num_heads)
         if options.sinks is not None:
-            total = _add_sinks(total, options.sinks, target.view(group.num_rows, num_heads, head_dim))
+            total = _add_sinks(total, options.sinks, target.view(num_rows, num_heads, head_dim))
         if lse is not None:
             if group.rows is None:
                 lse[group.first : last] = total
             else:
                 lse.index_copy_(0, group.rows, total)
     if group.rows is not None:
-        result.index_copy_(0, group.rows, target.view(group.num_rows, num_heads, head_dim))
+        result.index_copy_(0, group.rows, target.view(num_rows, num_heads, head_dim))
 
 
 def _attend_chunk(
@@ -156,19 +163,20 @@ def _add_sinks(total: torch.Tensor, sinks: torch.Tensor, outputs: torch.Tensor) 
     return with_sinks
 
 
-def _gather(cache: torch.Tensor, index: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Rows ``index`` of the cache seen as [slots * Hkv, D], in the compute dtype."""
-    head_dim = cache.shape[-1]
+def _gather(cache: torch.Tensor, index: torch.Tensor, shape: tuple[int, int, int], dtype: torch.dtype) -> torch.Tensor:
+    """Rows ``index`` of the cache seen as [slots * Hkv, D], in the compute dtype and in that shape."""
+    head_dim = shape[2]
     if cache.is_contiguous():
-        rows = cache.view(-1, head_dim)
         if cache.dtype == dtype:
-            found = WORKSPACE.take(name, (index.shape[0], head_dim), dtype)
-            return torch.index_select(rows, 0, index, out=found)
-        return rows.index_select(0, index).to(dtype)
+            flat = WORKSPACE.take("keys", (shape[0] * shape[1], head_dim), dtype)
+            torch.index_select(cache.view(-1, head_dim), 0, index, out=flat)
+            return flat.view(shape)
+        return cache.view(-1, head_dim).index_select(0, index).to(dtype).view(shape)
     num_kv_heads, page_size = cache.shape[-2], cache.shape[1]
     slots = torch.div(index, num_kv_heads, rounding_mode="floor").to(torch.int64)
     pages = torch.div(slots, page_size, rounding_mode="floor")
-    return cache[pages, slots - pages * page_size, index.to(torch.int64) - slots * num_kv_heads].to(dtype)
+    found = cache[pages, slots - pages * page_size, index.to(torch.int64) - slots * num_kv_heads]
+    return found.to(dtype).view(shape)
 
 
 def _fetch(cache: torch.Tensor, keys: Keys, name: str, dtype: torch.dtype) -> torch.Tensor:

@@ -74,10 +74,13 @@ def mha_extend(
     def build() -> Schedule:
         starts = cu_seqlens_q.tolist()
         check_lengths("attention.mha_extend", starts, q.shape[0], "cu_seqlens_q")
-        return paged_schedule("attention.mha_extend", page_table.numpy(), starts, seq_lens.tolist(), k_cache.shape[1], shape)
+        shape = Shape(num_pages, num_heads, num_kv_heads, causal, sliding_window)
+        return paged_schedule("attention.mha_extend", page_table.numpy(), starts, seq_lens.tolist(), page_size, shape)
 
-    shape = Shape(k_cache.shape[0], q.shape[1], k_cache.shape[2], causal, sliding_window)
-    schedule = build() if plan is None else plan.prepared(("cpu_mha_extend", shape), build)
+    num_pages, page_size, num_kv_heads, _ = k_cache.shape
+    num_heads = q.shape[1]
+    key = ("cpu_mha_extend", num_pages, num_heads, num_kv_heads, causal, sliding_window)
+    schedule = build() if plan is None else plan.prepared(key, build)
     return attend(
         schedule,
         q,
@@ -111,10 +114,13 @@ def mha_decode(
 
     def build() -> Schedule:
         starts = list(range(q.shape[0] + 1))
-        return paged_schedule("attention.mha_decode", page_table.numpy(), starts, seq_lens.tolist(), k_cache.shape[1], shape)
+        shape = Shape(num_pages, num_heads, num_kv_heads, True, sliding_window)
+        return paged_schedule("attention.mha_decode", page_table.numpy(), starts, seq_lens.tolist(), page_size, shape)
 
-    shape = Shape(k_cache.shape[0], q.shape[1], k_cache.shape[2], True, sliding_window)
-    schedule = build() if plan is None else plan.prepared(("cpu_mha_decode", shape), build)
+    num_pages, page_size, num_kv_heads, _ = k_cache.shape
+    num_heads = q.shape[1]
+    key = ("cpu_mha_decode", num_pages, num_heads, num_kv_heads, sliding_window)
+    schedule = build() if plan is None else plan.prepared(key, build)
     return attend(
         schedule,
         q,

@@ -93,8 +93,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """All work of one call. ``dead`` are the query rows, int64, that see no key at all."""
+    """All work of one call over ``num_rows`` query rows. ``dead`` are the rows, int64, that see no key at all."""
 
+    num_rows: int
     groups: tuple[RowGroup, ...]
     chunks: tuple[Chunk, ...]
     dead: torch.Tensor | None
@@ -143,7 +144,7 @@ def paged_schedule(
             if chunk is not None:
                 chunks.append(chunk)
     groups = _row_groups(table, starts, lengths, page_size, shape, single, dead)
-    return Schedule(tuple(groups), tuple(chunks), _int64(dead) if dead else None)
+    return Schedule(starts[-1], tuple(groups), tuple(chunks), _int64(dead) if dead else None)
 
 
 def ragged_schedule(starts_q: list[int], starts_k: list[int], shape: Shape) -> Schedule:
@@ -161,7 +162,7 @@ def ragged_schedule(starts_q: list[int], starts_k: list[int], shape: Shape) -> S
             keys = Keys(length, start=starts_k[request])
             tiles = _tiles(alive, last, position, 0, length, shape)
             chunks.append(Chunk(keys, tiles))
-    return Schedule((), tuple(chunks), _int64(dead) if dead else None)
+    return Schedule(starts_q[-1], (), tuple(chunks), _int64(dead) if dead else None)
 
 
 def _first_alive(first: int, last: int, length: int, causal: bool, dead: list[int]) -> tuple[int, int]:

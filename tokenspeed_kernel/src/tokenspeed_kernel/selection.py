@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -22,7 +22,7 @@ from tokenspeed_kernel.signature import Signature
 from tokenspeed_kernel.spec import Band, KernelSpec, Library, OpContract
 from tokenspeed_kernel.traits import ANY, AnyValue, TraitValue
 
-__all__ = ["Candidate", "Reason", "Request", "Verdict", "evaluate", "select"]
+__all__ = ["Candidate", "Reason", "Request", "Verdict", "evaluate", "select", "suggest_fix"]
 
 
 class Verdict(StrEnum):
@@ -112,7 +112,30 @@ def select(registry: Registry, request: Request) -> KernelSpec:
     shown = [one for one in candidates if wanted is None or one.spec.answers_to(wanted)] or candidates
     rejections = [(one.spec.name, "; ".join(reason.text for reason in one.reasons)) for one in shown]
     rejections += [(f"plugin {one.name}", one.error) for one in registry.plugins if one.error]
-    raise NoKernelError(str(request), rejections, _fix(registry, request, shown))
+    raise NoKernelError(str(request), rejections, suggest_fix(registry, request, shown))
+
+
+def suggest_fix(registry: Registry, request: Request, candidates: Iterable[Candidate]) -> str:
+    """Say what would admit a kernel: the shortest remedy, and the reference.
+
+    Args:
+        registry: that was asked.
+        request: what was asked for.
+        candidates: the rejected kernels that the remedy is to be for.
+    Returns:
+        A phrase without a full stop.
+    """
+    fixable = [one for one in candidates if all(reason.remedy for reason in one.reasons)]
+    fixable = [one for one in fixable if one.spec.band is not Band.REFERENCE]
+    remedies = []
+    if fixable:
+        best = min(fixable, key=lambda one: len(one.reasons))
+        remedies.append(" and ".join(reason.remedy for reason in best.reasons))
+    if request.solution is None and any(spec.band is Band.REFERENCE for spec in registry.specs(request.op)):
+        remedies.append('pass solution="reference"')
+    if not remedies and request.solution is not None:
+        remedies.append("leave solution out to let another kernel be chosen")
+    return ", or ".join(remedies) or "install a plugin that has a kernel for it, or move the tensors to another device"
 
 
 def _reasons(contract: OpContract, spec: KernelSpec, request: Request) -> Iterator[Reason]:
@@ -209,18 +232,3 @@ def _check_solution(registry: Registry, request: Request) -> None:
         f'{request.op}: no kernel or solution is named "{wanted}"', rejections, f"use one of {known or 'none'}"
     )
     raise error from (failed[0].cause if failed else None)
-
-
-def _fix(registry: Registry, request: Request, candidates: list[Candidate]) -> str:
-    """The shortest remedies: what would admit the kernel that fails on the fewest points, and the reference."""
-    fixable = [one for one in candidates if all(reason.remedy for reason in one.reasons)]
-    fixable = [one for one in fixable if one.spec.band is not Band.REFERENCE]
-    remedies = []
-    if fixable:
-        best = min(fixable, key=lambda one: len(one.reasons))
-        remedies.append(" and ".join(reason.remedy for reason in best.reasons))
-    if request.solution is None and any(spec.band is Band.REFERENCE for spec in registry.specs(request.op)):
-        remedies.append('pass solution="reference"')
-    if not remedies and request.solution is not None:
-        remedies.append("leave solution out to let another kernel be chosen")
-    return ", or ".join(remedies) or "install a plugin that has a kernel for it, or move the tensors to another device"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tokenspeed_kernel.signature import Signature
 from tokenspeed_kernel.spec import OpContract
 
-__all__ = ["CONTRACTS", "MM", "mm_formats"]
+__all__ = ["CONTRACTS", "MM", "PACK_WEIGHT", "mm_formats"]
 
 MM = OpContract(
     name="gemm.mm",
@@ -19,7 +19,13 @@ MM = OpContract(
     parameters=("x", "weight", "bias", "out", "out_dtype"),
     summary="x @ weight.T + bias",
 )
-CONTRACTS = (MM,)
+PACK_WEIGHT = OpContract(
+    name="gemm.pack_weight",
+    operands=("weight",),
+    parameters=("weight",),
+    summary="a weight in the memory order that the platform multiplies by fastest",
+)
+CONTRACTS = (MM, PACK_WEIGHT)
 
 
 def mm_formats(*, mixed_bias: bool, formats: Iterable[str] = ("fp32", "bf16", "fp16")) -> tuple[Signature, ...]:

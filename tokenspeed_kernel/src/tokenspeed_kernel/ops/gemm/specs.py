@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernel.ops.gemm.contract import MM
+from tokenspeed_kernel.ops.gemm.contract import MM, PACK_WEIGHT
 from tokenspeed_kernel.spec import ANYWHERE, Band, KernelSpec
 
 __all__ = ["SPECS"]
@@ -14,6 +14,22 @@ SPECS = (
         solution="reference",
         band=Band.REFERENCE,
         implementation="tokenspeed_kernel.ops.gemm.reference:mm",
+        capability=ANYWHERE,
+    ),
+    KernelSpec(
+        op=PACK_WEIGHT.name,
+        name="reference_pack_weight",
+        solution="reference",
+        band=Band.REFERENCE,
+        implementation="tokenspeed_kernel.ops.gemm.plain:reference_pack_weight",
+        capability=ANYWHERE,
+    ),
+    KernelSpec(
+        op=PACK_WEIGHT.name,
+        name="plain_pack_weight",
+        solution="plain",
+        band=Band.PORTABLE,
+        implementation="tokenspeed_kernel.ops.gemm.plain:pack_weight",
         capability=ANYWHERE,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernel.ops.gemm.contract import MM, mm_formats
+from tokenspeed_kernel.ops.gemm.contract import MM, PACK_WEIGHT, mm_formats
 from tokenspeed_kernel.signature import Signature
 from tokenspeed_kernel.spec import CPU, Band, Capability, KernelSpec, Verified, VerifiedBy
 
@@ -30,5 +30,16 @@ SPECS = (
         formats=(Signature.of(x="bf16", weight="bf16", bias="bf16", out="bf16"),),
         priority=10,
         verified=(Verified(VerifiedBy.SILICON, "x86-64 AVX512_BF16"),),
+    ),
+    KernelSpec(
+        op=PACK_WEIGHT.name,
+        name="onednn_pack_weight",
+        solution="onednn",
+        band=Band.PERFORMANT,
+        implementation="tokenspeed_kernel.ops.gemm.cpu.onednn_packed:pack_weight",
+        # oneDNN's blocked products are made for x86; builds for other processors may lack it.
+        capability=Capability(("cpu",), frozenset({"avx2"})),
+        formats=(Signature.of(weight="fp32"),),
+        verified=(Verified(VerifiedBy.SILICON, "x86-64"),),
     ),
 )

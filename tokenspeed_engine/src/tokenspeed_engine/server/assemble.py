@@ -88,6 +88,7 @@ class ChoiceAssembler:
     ) -> None:
         params = request.params
         self.usage = SequenceUsage()
+        self.is_finished = False
         self._prompt = prompt
         self._codec = codec
         self._params = params
@@ -111,6 +112,7 @@ class ChoiceAssembler:
         self.usage.num_cached_tokens = max(self.usage.num_cached_tokens, delta.num_cached_tokens)
         if not self._echo_only:
             self.usage.num_completion_tokens += len(delta.token_ids)
+        self.is_finished = delta.finish_reason is not FinishReason.RUNNING
         begin = self._begin(delta)
         piece = self._generated(delta)
         if begin is None:

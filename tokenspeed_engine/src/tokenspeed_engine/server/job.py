@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tokenspeed_engine.server.assemble import ChoiceAssembler, Piece
 from tokenspeed_engine.server.context import NOTES, ResponseIdentity
-from tokenspeed_engine.server.engine_client import EngineClient, TextCodec
+from tokenspeed_engine.server.engine_client import EngineClient, EngineClientError, TextCodec
 from tokenspeed_engine.server.errors import bad_request
 from tokenspeed_engine.server.generation import generate_all
 from tokenspeed_engine.server.lengths import resolve_max_tokens
@@ -96,10 +96,16 @@ class Job:
         return self.client.tokenizer
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Run all sequences; pieces with the number of their choice, as they come."""
+        """Run all sequences; pieces with the number of their choice, as they come.
+
+        Raises:
+            EngineClientError: a sequence failed, or ended without a reason.
+        """
         async with aclosing(generate_all(self.client, self.requests)) as deltas:
             async for index, delta in deltas:
                 yield index, self.choices[index].feed(delta)
+        if not all(choice.is_finished for choice in self.choices):
+            raise EngineClientError("the engine ended a sequence without saying why")
 
     async def collect(self) -> list[list[Piece]]:
         """Run all sequences to their end; the pieces of each choice."""

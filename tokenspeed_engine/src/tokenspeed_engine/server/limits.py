@@ -23,8 +23,8 @@ class Limits:
         max_top_logprobs: largest `top_logprobs` of a chat and `logprobs` of a completion.
         max_identifier_chars: length of `user`, `safety_identifier`, and of an X-Request-Id header.
         body_timeout_s: time in which a request's body must have arrived.
-        write_timeout_s: time in which a reader of a stream must take some data, before its connection is closed.
-        inline_encode_chars: texts up to this length are tokenized on the event loop, longer ones in a worker thread.
+        write_timeout_s: time that one event of a stream may wait for its reader, before the connection is closed.
+        inline_encode_chars: prompts up to this length are made on the event loop, longer ones in a worker thread.
     """
 
     max_inflight_requests: int = 2048

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenspeed_engine.server.engine_client import TextCodec
 from tokenspeed_engine.server.errors import ApiError, bad_request
@@ -13,8 +14,10 @@ from tokenspeed_engine.server.messages import template_messages
 from tokenspeed_engine.server.protocol import ChatCompletionRequest
 from tokenspeed_engine.server.token_text import complete_text
 
+Result = TypeVar("Result")
+
 # Names that apply_chat_template() has itself.
-_RESERVED_TEMPLATE_NAMES = ("messages", "tools", "add_generation_prompt", "self", "tokenize", "documents")
+_RESERVED_TEMPLATE_NAMES = ("messages", "tools", "add_generation_prompt", "self")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,14 @@ async def chat_prompt(body: ChatCompletionRequest, codec: TextCodec, limits: Lim
         if name in _RESERVED_TEMPLATE_NAMES:
             path = f"chat_template_kwargs.{name}"
             raise bad_request(f"Invalid value: {path!r} cannot be set.", path, "invalid_value")
+    messages = template_messages(body.messages)
     try:
-        text = codec.apply_chat_template(
-            template_messages(body.messages),
-            None,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            **kwargs,
+        text = await _run(
+            sum(len(message["content"]) for message in messages),
+            limits,
+            lambda: codec.apply_chat_template(
+                messages, None, add_generation_prompt=body.add_generation_prompt is not False, **kwargs
+            ),
         )
     except ValueError as refusal:
         raise bad_request(f"{refusal}", "messages", "chat_template_error") from refusal
@@ -104,10 +109,7 @@ async def encode_completion_prompts(
 
 async def _encoded(text: str, codec: TextCodec, add_special_tokens: bool, limits: Limits, param: str) -> Prompt:
     try:
-        if len(text) <= limits.inline_encode_chars:
-            ids = codec.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            ids = await asyncio.to_thread(codec.encode, text, add_special_tokens=add_special_tokens)
+        ids = await _run(len(text), limits, lambda: codec.encode(text, add_special_tokens=add_special_tokens))
     except ValueError as refusal:
         raise bad_request(f"{refusal}", param, "invalid_value") from refusal
     if not ids:
@@ -117,6 +119,11 @@ async def _encoded(text: str, codec: TextCodec, add_special_tokens: bool, limits
             "empty_prompt",
         )
     return Prompt(tuple(ids), text)
+
+
+async def _run(num_chars: int, limits: Limits, work: Callable[[], Result]) -> Result:
+    # A thread costs more than a short text, and a long text would hold up every stream.
+    return work() if num_chars <= limits.inline_encode_chars else await asyncio.to_thread(work)
 
 
 def _checked_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:

@@ -204,6 +204,10 @@ class CoreClient:
         """Wait until no stream is open."""
         await self._idle.wait()
 
+    def end_streams(self, reason: str) -> None:
+        """End all streams with an error, and abort their requests."""
+        self._fail_requests(tuple(self._streams), EngineDeadError(reason))
+
     # -- streams ----------------------------------------------------------------------------------------------------------
 
     def _open(self, request: TokenizedRequest) -> _Stream:

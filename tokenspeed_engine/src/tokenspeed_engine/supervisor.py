@@ -152,7 +152,8 @@ class CoreSupervisor:
         """End the core: ask it, then insist. Afterwards no process and no file is left."""
         self._stopping = True
         process = self._process
-        if process is not None and process.returncode is None:
+        # A core that still loads reads no messages yet.
+        if process is not None and process.returncode is None and self._ready_at_s is not None:
             with contextlib.suppress(LinkDownError, LinkBusyError):
                 self.send(Shutdown())
             with contextlib.suppress(TimeoutError):

@@ -5,7 +5,7 @@ from tokenspeed_engine.config.engine import CoreConfig, EngineConfig
 from tokenspeed_engine.config.errors import ConfigError
 from tokenspeed_engine.config.model import ModelConfig
 from tokenspeed_engine.config.process import ProcessConfig
-from tokenspeed_engine.config.reader import add_flags, read_config
+from tokenspeed_engine.config.reader import add_flags, given_flags, read_config
 from tokenspeed_engine.config.scheduling import CPU_MAX_NUM_SEQS, GPU_MAX_NUM_SEQS, SchedulingConfig
 from tokenspeed_engine.config.server import ServerConfig
 
@@ -21,5 +21,6 @@ __all__ = [
     "SchedulingConfig",
     "ServerConfig",
     "add_flags",
+    "given_flags",
     "read_config",
 ]

@@ -58,6 +58,21 @@ def read_config(arguments: argparse.Namespace, *, model: str = "", environment: 
     return EngineConfig(core=core, server=ServerConfig(**given["server"]))
 
 
+def given_flags(arguments: argparse.Namespace) -> list[str]:
+    """The flags of `add_flags` that were given on a command line, as a command line again. Secrets are left out."""
+    words: list[str] = []
+    for stage, config_type in STAGES.items():
+        for name, flag in flags_of(config_type).items():
+            raw = getattr(arguments, f"{stage}.{name}", None)
+            if raw is None or flag.secret:
+                continue
+            if flag.is_switch:
+                words.append(flag.names[0] if raw else flag.names[0].replace("--", "--no-", 1))
+            else:
+                words += [flag.names[0], *(raw if flag.repeated else [raw])]
+    return words
+
+
 def _add_flag(group: argparse._ArgumentGroup, destination: str, flag: Flag, default: object) -> None:
     shown = "" if default in (None, "", ()) or flag.secret else f" (default: {default})"
     source = f" [{flag.environment}]" if flag.environment else ""

@@ -94,6 +94,7 @@ def test_counts_take_suffixes(text: str, value: int) -> None:
         (["--kv-cache-memory-bytes", "1k"], "--kv-cache-memory-bytes", "1000"),
         (["--prefill-chunk-size", "65", "--max-num-batched-tokens", "64"], "--prefill-chunk-size", "65"),
         (["--num-pages", "4", "--kv-cache-memory-bytes", "2M"], "--num-gpu-blocks-override", "4"),
+        (["--max-num-seqs", "0"], "--max-num-seqs", "0"),
         (["--num-pages", "1", "--block-size", "1"], "--num-gpu-blocks-override", "1"),
     ],
 )

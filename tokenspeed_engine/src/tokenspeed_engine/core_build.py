@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-from tokenspeed_engine.config import CPU_MAX_NUM_SEQS, GPU_MAX_NUM_SEQS, CoreConfig, SchedulingConfig
+from tokenspeed_engine.config import CoreConfig
 from tokenspeed_engine.core_process import CoreParts, LoadError
-from tokenspeed_engine.executor import ModelExecutor, resolve_device
+from tokenspeed_engine.executor import ModelExecutor
 from tokenspeed_engine.ipc import LoadProgress
 from tokenspeed_engine.models import UnsupportedModelError
 from tokenspeed_engine.scheduler import Scheduler, SchedulerConfig
@@ -35,10 +34,9 @@ def build_core(config: CoreConfig, report: Callable[[LoadProgress], object]) -> 
         LoadError: model, device or sizes cannot work as configured.
     """
     try:
-        scheduling = _resolve(config.scheduling, config.model.device)
         report(LoadProgress("checkpoint"))
-        executor = ModelExecutor(config.model, config.cache, scheduling, progress=_Throttle(report))
-        scheduler_config = _scheduler_config(config, scheduling, executor)
+        executor = ModelExecutor(config.model, config.cache, config.scheduling, progress=_Throttle(report))
+        scheduler_config = _scheduler_config(config, executor)
         scheduler = Scheduler(scheduler_config)
     except (ValueError, MemoryError, WeightsError, UnsupportedModelError) as error:
         raise LoadError(str(error)) from error
@@ -65,17 +63,8 @@ def model_name(model: str, path: Path) -> str:
     return path.stem if path.is_file() else path.name
 
 
-def _resolve(scheduling: SchedulingConfig, device: str) -> SchedulingConfig:
-    """Fill in what is left to the device."""
-    if scheduling.max_num_seqs:
-        return scheduling
-    number = CPU_MAX_NUM_SEQS if resolve_device(device).type == "cpu" else GPU_MAX_NUM_SEQS
-    if scheduling.max_num_batched_tokens is not None:
-        number = min(number, scheduling.max_num_batched_tokens)
-    return replace(scheduling, max_num_seqs=number)
-
-
-def _scheduler_config(config: CoreConfig, scheduling: SchedulingConfig, executor: ModelExecutor) -> SchedulerConfig:
+def _scheduler_config(config: CoreConfig, executor: ModelExecutor) -> SchedulerConfig:
+    scheduling = config.scheduling
     budget = executor.max_num_batched_tokens
     # A measured budget bounds a prompt's chunk; the step must still hold one token of each running sequence.
     chunk_size = scheduling.prefill_chunk_size or (budget if scheduling.max_num_batched_tokens is None else 0)

@@ -6,12 +6,10 @@ from tokenspeed_engine.config.errors import ConfigError
 from tokenspeed_engine.config.model import ModelConfig
 from tokenspeed_engine.config.process import ProcessConfig
 from tokenspeed_engine.config.reader import add_flags, given_flags, read_config
-from tokenspeed_engine.config.scheduling import CPU_MAX_NUM_SEQS, GPU_MAX_NUM_SEQS, SchedulingConfig
+from tokenspeed_engine.config.scheduling import SchedulingConfig
 from tokenspeed_engine.config.server import ServerConfig
 
 __all__ = [
-    "CPU_MAX_NUM_SEQS",
-    "GPU_MAX_NUM_SEQS",
     "CacheConfig",
     "ConfigError",
     "CoreConfig",

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 
 from tokenspeed_engine.config.fields import check, option, parse_count
 
-GPU_MAX_NUM_SEQS = 256
-CPU_MAX_NUM_SEQS = 64
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingConfig:
     """Limits of one engine step and of the queue before it.
 
     Attributes:
-        max_num_seqs: most sequences in one step; 0 leaves it to the device: 256 on a GPU, 64 on a CPU.
+        max_num_seqs: most sequences in one step. Each takes one token of the budget, so the default suits a CPU; a GPU serves
+            more at the same time with a larger number.
         max_num_batched_tokens: most tokens in one step; None derives it from the device (on a CPU it is measured
             at start, so that a step stays under a quarter of a second).
         prefill_chunk_size: most prompt tokens of one sequence in one step; 0 means the whole token budget.
@@ -24,10 +22,10 @@ class SchedulingConfig:
     """
 
     max_num_seqs: int = option(
-        0,
+        64,
         "--max-num-seqs",
         parse=parse_count,
-        help="most sequences that run together (0: 256 on a GPU, 64 on a CPU)",
+        help="most sequences that run together",
         metavar="N",
     )
     max_num_batched_tokens: int | None = option(
@@ -54,7 +52,7 @@ class SchedulingConfig:
     pipeline_depth: int = 1
 
     def __post_init__(self) -> None:
-        check(self, "max_num_seqs", 0 <= self.max_num_seqs <= 65536, expected="0 to 65536", remedy="use 0")
+        check(self, "max_num_seqs", 1 <= self.max_num_seqs <= 65536, expected="1 to 65536", remedy="use 64")
         check(
             self,
             "max_num_batched_tokens",
@@ -76,4 +74,4 @@ class SchedulingConfig:
     @property
     def max_requests(self) -> int:
         """Most requests in flight, running and waiting."""
-        return (self.max_num_seqs or GPU_MAX_NUM_SEQS) + self.max_queue
+        return self.max_num_seqs + self.max_queue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from typing import Any
 
@@ -81,6 +82,41 @@ async def test_body_over_the_limit(make_server: Any) -> None:
             assert response.status == 413
             assert_error(await response.json(), "invalid_request_error", "request_too_large")
         assert (await server.post(CHAT_PATH, CHAT))[0] == 200
+
+
+async def test_compressed_bodies(make_server: Any) -> None:
+    async with make_server(max_body_bytes=100_000) as server:
+        server.says("ok")
+        gzipped = {"Content-Encoding": "gzip"}
+        assert (await server.post(CHAT_PATH, gzip.compress(json.dumps(CHAT).encode()), headers=gzipped))[0] == 200
+        bomb = gzip.compress(b" " * 50_000_000)
+        assert len(bomb) < 100_000
+        status, answer = await server.post(CHAT_PATH, bomb, headers=gzipped)
+        assert status == 413
+        assert_error(answer, "invalid_request_error", "request_too_large")
+        status, answer = await server.post(CHAT_PATH, b"not gzip", headers=gzipped)
+        assert status == 400
+        assert (await server.post(CHAT_PATH, CHAT))[0] == 200
+
+
+async def test_bodies_of_all_requests_together(make_server: Any) -> None:
+    async with make_server(max_body_bytes=100_000, limits=Limits(max_inflight_body_bytes=1)) as server:
+        server.says("ok")
+        opened = asyncio.Event()
+
+        async def wait(*_: Any) -> None:
+            await opened.wait()
+
+        server.core.before_step = wait
+        large = {**CHAT, "messages": [{"role": "user", "content": " " * 60_000}]}
+        first = asyncio.create_task(server.post(CHAT_PATH, large))
+        await server.core.wait(lambda: len(server.core.requests) == 1)
+        status, answer = await server.post(CHAT_PATH, large)
+        assert status == 429
+        assert_error(answer, "rate_limit_error", "queue_full")
+        opened.set()
+        assert (await first)[0] == 200
+        assert (await server.post(CHAT_PATH, large))[0] == 200
 
 
 async def test_body_that_does_not_arrive(make_server: Any) -> None:

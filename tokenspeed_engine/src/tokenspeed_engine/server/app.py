@@ -31,7 +31,7 @@ def build_app(
         metrics_renderer: what `/metrics` shows.
         limits: bounds of requests; the defaults when None.
     """
-    app = web.Application(middlewares=[boundary], client_max_size=config.max_body_bytes)
+    app = web.Application(middlewares=[boundary])
     app[CONTEXT] = ServerContext(client, config, metrics_renderer, limits or Limits())
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_post("/v1/completions", completions)

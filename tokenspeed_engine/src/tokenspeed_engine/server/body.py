@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,13 +21,16 @@ _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(?P<name>.*?)`")
 _MISSING_FIELD = re.compile(r"^Object missing required field `(?P<name>.*?)`")
 
 
-async def read_json_object(request: web.Request, *, max_body_bytes: int, timeout_s: float) -> dict[str, Any]:
+async def read_json_object(
+    request: web.Request, *, max_body_bytes: int, timeout_s: float, account: Callable[[int], None]
+) -> dict[str, Any]:
     """Read and parse the body.
 
     Args:
         request: not read yet.
         max_body_bytes: bound of the (decompressed) body.
         timeout_s: bound of the time that it may take to arrive.
+        account: told of the bytes of each part as it comes; raises when the server holds too much.
     Returns:
         the JSON object.
     Raises:
@@ -36,21 +39,24 @@ async def read_json_object(request: web.Request, *, max_body_bytes: int, timeout
     _check_content_type(request)
     if request.content_length is not None and request.content_length > max_body_bytes:
         raise _too_large(max_body_bytes)
+    raw = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
-            raw = await request.read()
+            async for part in request.content.iter_any():
+                account(len(part))
+                raw += part
+                if len(raw) > max_body_bytes:
+                    raise _too_large(max_body_bytes)
     except TimeoutError:
         raise ApiError(
             408, f"The body did not arrive within {timeout_s:g} s. Send the request again.", closes_connection=True
         ) from None
-    except web.HTTPRequestEntityTooLarge:
-        raise _too_large(max_body_bytes) from None
     except web.RequestPayloadError as cause:
-        raise ApiError(400, f"The body could not be read: {cause}.", closes_connection=True) from cause
+        raise ApiError(400, f"The body could not be read: {cause}.", code="invalid_body", closes_connection=True) from cause
     return parse_json_object(raw)
 
 
-def parse_json_object(raw: bytes) -> dict[str, Any]:
+def parse_json_object(raw: bytes | bytearray) -> dict[str, Any]:
     """Parse strict JSON (UTF-8, no NaN).
 
     Raises:

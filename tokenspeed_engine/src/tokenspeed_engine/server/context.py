@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -58,7 +58,8 @@ class ServerContext:
         metrics: what `/metrics` shows.
         limits: bounds of requests.
         started_at: seconds since the epoch.
-        num_inflight: requests that hold the gate.
+        num_inflight: requests that are inside the gate.
+        num_body_bytes: size of their bodies, as far as they were read.
     """
 
     client: EngineClient
@@ -67,6 +68,7 @@ class ServerContext:
     limits: Limits = field(default_factory=Limits)
     started_at: int = field(default_factory=lambda: int(time.time()))
     num_inflight: int = 0
+    num_body_bytes: int = 0
 
     def served_names(self) -> tuple[str, ...]:
         """Names under which the model can be asked for.
@@ -92,23 +94,42 @@ class ServerContext:
             raise not_ready(self.client.status)
 
     @contextmanager
-    def gate(self) -> Iterator[None]:
+    def gate(self) -> Iterator[Callable[[int], None]]:
         """Hold one of the bounded places for requests that generate.
 
+        Yields:
+            a function that counts bytes of the request's body until the place is given back; it raises 429 when the bodies of
+            all requests together are too large.
         Raises:
             ApiError: 503 unless ready, 429 when all places are taken.
         """
         self.check_ready()
         if self.num_inflight >= self.limits.max_inflight_requests:
             raise too_busy(
-                f"The server is handling {self.num_inflight} requests, its limit. Retry after the time in Retry-After.",
-                1.0,
+                f"The server is handling {self.num_inflight} requests, its limit. Retry after the time in Retry-After.", 1.0
             )
+        num_own_bytes = 0
+
+        def account(num_bytes: int) -> None:
+            nonlocal num_own_bytes
+            # One body alone may always be as large as a body may be.
+            most = max(self.limits.max_inflight_body_bytes, self.config.max_body_bytes)
+            if self.num_body_bytes + num_bytes > most:
+                raise too_busy(
+                    f"The bodies of the requests in progress take {self.num_body_bytes} bytes, near the limit of {most}. "
+                    "Retry after the time in Retry-After.",
+                    1.0,
+                    closes_connection=True,
+                )
+            self.num_body_bytes += num_bytes
+            num_own_bytes += num_bytes
+
         self.num_inflight += 1
         try:
-            yield
+            yield account
         finally:
             self.num_inflight -= 1
+            self.num_body_bytes -= num_own_bytes
 
     def identity(self, prefix: str, model: str) -> ResponseIdentity:
         """A new response's identity; `prefix` is "chatcmpl" or "cmpl"."""

@@ -104,10 +104,16 @@ def engine_dead(message: str) -> ApiError:
     return ApiError(503, message, error_type=SERVER, code="engine_dead", headers={"Retry-After": "5"})
 
 
-def too_busy(message: str, retry_after_s: float) -> ApiError:
+def too_busy(message: str, retry_after_s: float, *, closes_connection: bool = False) -> ApiError:
     """429: a bounded queue is full."""
-    seconds = max(1, round(retry_after_s))
-    return ApiError(429, message, error_type=RATE_LIMIT, code="queue_full", headers={"Retry-After": str(seconds)})
+    return ApiError(
+        429,
+        message,
+        error_type=RATE_LIMIT,
+        code="queue_full",
+        headers={"Retry-After": str(max(1, round(retry_after_s)))},
+        closes_connection=closes_connection,
+    )
 
 
 def internal_error() -> ApiError:

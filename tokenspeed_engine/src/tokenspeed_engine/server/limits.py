@@ -11,6 +11,7 @@ class Limits:
 
     Attributes:
         max_inflight_requests: HTTP requests that generate at the same time; more are answered 429.
+        max_inflight_body_bytes: size of the bodies of all requests in progress; more are answered 429.
         max_choices: largest `n`.
         max_sequences: largest number of prompts times `n` of one request.
         max_messages: messages of a chat.
@@ -28,6 +29,7 @@ class Limits:
     """
 
     max_inflight_requests: int = 2048
+    max_inflight_body_bytes: int = 512 * 2**20
     max_choices: int = 128
     max_sequences: int = 256
     max_messages: int = 4096

@@ -35,9 +35,11 @@ from tokenspeed_engine.server.validation import check_common, choice_count, samp
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a conversation, whole or as a stream."""
     context = request.app[CONTEXT]
-    with context.gate():
+    with context.gate() as account:
         limits = context.limits
-        fields = await read_json_object(request, max_body_bytes=context.config.max_body_bytes, timeout_s=limits.body_timeout_s)
+        fields = await read_json_object(
+            request, max_body_bytes=context.config.max_body_bytes, timeout_s=limits.body_timeout_s, account=account
+        )
         if fields.get("messages") is not None:
             fields["messages"] = parse_messages(fields["messages"], limits)
         body = typed_body(fields, ChatCompletionRequest, CHAT)

@@ -33,9 +33,11 @@ _DEFAULT_MAX_TOKENS = 16
 async def completions(request: web.Request) -> web.StreamResponse:
     """Continue one or several prompts, whole or as a stream."""
     context = request.app[CONTEXT]
-    with context.gate():
+    with context.gate() as account:
         limits = context.limits
-        fields = await read_json_object(request, max_body_bytes=context.config.max_body_bytes, timeout_s=limits.body_timeout_s)
+        fields = await read_json_object(
+            request, max_body_bytes=context.config.max_body_bytes, timeout_s=limits.body_timeout_s, account=account
+        )
         body = typed_body(fields, CompletionRequest, COMPLETIONS)
         note_caller(body)
         job = await _job(body, context)

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++20 compiler
 
 def compile_only(source: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     assert COMPILER is not None
-    return subprocess.run([COMPILER, *FLAGS, *flags, "-fsyntax-only", str(source)], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [COMPILER, *FLAGS, *flags, "-fsyntax-only", str(source)], check=False, capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,11 @@ def test_unit_tests(tmp_path: Path, flags: list[str]) -> None:
         target = tmp_path / f"{source.parent.name}_{source.stem}.o"
         assert COMPILER is not None
         done = subprocess.run(
-            [COMPILER, *FLAGS, *flags, "-c", str(source), "-o", str(target)], capture_output=True, text=True, timeout=300
+            [COMPILER, *FLAGS, *flags, "-c", str(source), "-o", str(target)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         return target
@@ -48,9 +54,11 @@ def test_unit_tests(tmp_path: Path, flags: list[str]) -> None:
         objects = [str(target) for target in pool.map(compile_object, sources)]
     program = tmp_path / "tests"
     assert COMPILER is not None
-    linked = subprocess.run([COMPILER, *flags, *objects, "-o", str(program)], capture_output=True, text=True, timeout=300)
+    linked = subprocess.run(
+        [COMPILER, *flags, *objects, "-o", str(program)], check=False, capture_output=True, text=True, timeout=300
+    )
     assert linked.returncode == 0, linked.stderr
-    ran = subprocess.run([str(program)], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([str(program)], check=False, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "0 failed" in ran.stdout
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 class SubmitStatus(enum.Enum):
     """What became of a submission; a user's mistake is a value, never an exception.
 
-    OK: queued. EMPTY: no prompt token. INVALID_TOKEN: a negative token id. INVALID_LENGTH: max_new_tokens under 1, or min_new_tokens
-    negative. TOO_LONG: prompt and max_new_tokens together pass max_model_len. NEVER_FITS: needs more pages than the whole pool has.
-    DUPLICATE: the id belongs to a request that lives, or whose last step is in flight.
+    OK: queued. EMPTY: no prompt token. INVALID_TOKEN: a negative token id. INVALID_LENGTH: max_new_tokens under 1, or
+    min_new_tokens negative. TOO_LONG: prompt and max_new_tokens together pass max_model_len. NEVER_FITS: needs more pages than
+    the whole pool has. DUPLICATE: the id belongs to a request that lives, or whose last step is in flight.
     """
 
     OK = 0
@@ -27,8 +27,8 @@ class SubmitStatus(enum.Enum):
 class AbortStatus(enum.Enum):
     """What became of an abort.
 
-    OK: no further scheduling and no further output. NOT_FOUND: no such request. ALREADY_ENDED: it finished or was aborted before, and
-    waits for a step in flight.
+    OK: no further scheduling and no further output. NOT_FOUND: no such request. ALREADY_ENDED: it finished or was aborted
+    before, and waits for a step in flight.
     """
 
     OK = 0
@@ -154,8 +154,9 @@ class SchedulerStats:
 class Plan:
     """One step: which tokens run, and on which pages. False when nothing can run.
 
-    R requests, T tokens, S sampled tokens. Rows [0, num_decodes) are decodes of one token each, then come prefill chunks; both in order of
-    arrival. Arrays are read-only views of reused buffers, valid until the plan after the next; reading one later raises RuntimeError.
+    R requests, T tokens, S sampled tokens. Rows [0, num_decodes) are decodes of one token each, then come prefill chunks; both
+    in order of arrival. Arrays are read-only views of reused buffers, valid until the plan after the next; asking for one later
+    raises RuntimeError.
     """
 
     @property
@@ -207,14 +208,15 @@ class Plan:
     def page_updates(self) -> NDArray[np.int32]:
         """[U, 3] int32, (slot, index, page): changes of the page table since the plan before, each entry at most once.
 
-        Applied to a copy of the table before this step runs, they make it equal to `Scheduler.page_table` in all entries that the step
-        reads; entries beyond a request's pages may be stale there. Valid for ever.
+        Applied to a copy of the table before this step runs, they make it equal to `Scheduler.page_table` in all entries that
+        the step reads; entries beyond a request's pages may be stale there. Valid for ever.
         """
 
 class CommitResult:
     """The E tokens of a step that count, in the order of the plan; those of requests that ended before are left out.
 
-    Arrays are read-only views of reused buffers, valid until the commit after the next; reading one later raises RuntimeError.
+    Arrays are read-only views of reused buffers, valid until the commit after the next; asking for one later raises
+    RuntimeError.
     """
 
     @property

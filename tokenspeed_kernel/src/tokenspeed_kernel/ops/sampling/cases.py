@@ -32,9 +32,7 @@ _FILTERS = (
 )
 
 
-def _logits(
-    generator: torch.Generator, device: torch.device, dtype: torch.dtype, rows: int, size: int, layout: str
-) -> Tensor:
+def _logits(generator: torch.Generator, device: torch.device, dtype: torch.dtype, rows: int, size: int, layout: str) -> Tensor:
     if layout == "transposed":  # the last dimension has the large stride
         return (torch.randn(size, rows, generator=generator) * 3).to(device, dtype).t()
     if layout == "sliced":  # rows and columns with gaps
@@ -169,17 +167,21 @@ _SHAPES: tuple[tuple[str, int, int, str, bool], ...] = (
 )
 
 CASES = (
-    *(Case("sampling.argmax", label, _argmax(*shape), bench=bench) for label, *shape, bench in _SHAPES),
-    *(Case("sampling.sample", label, _sample(*shape), bench=bench) for label, *shape, bench in _SHAPES),
-    *(Case("sampling.sampling_probs", label, _probs(*shape), bench=bench) for label, *shape, bench in _SHAPES),
-    *(Case("sampling.log_probs", label, _log_probs(*shape), outputs=(), bench=bench) for label, *shape, bench in _SHAPES),
-    *(Case("sampling.apply_logit_bias", label, _bias(*shape), bench=bench) for label, *shape, bench in _SHAPES),
     *(
-        Case(
-            "sampling.apply_penalties", f"{label}{', pending' * pending}", _penalties(*shape, pending=pending), bench=bench
+        Case(f"sampling.{op}", label, make(rows, size, layout), outputs=outputs, bench=bench)
+        for op, make, outputs in (
+            ("argmax", _argmax, ("out",)),
+            ("sample", _sample, ("out",)),
+            ("sampling_probs", _probs, ("out",)),
+            ("log_probs", _log_probs, ()),
+            ("apply_logit_bias", _bias, ("out",)),
         )
-        for label, *shape, bench in _SHAPES
-        for pending in (False, True)
+        for label, rows, size, layout, bench in _SHAPES
+    ),
+    *(
+        Case("sampling.apply_penalties", f"{label}{suffix}", _penalties(rows, size, layout, pending=bool(suffix)), bench=bench)
+        for label, rows, size, layout, bench in _SHAPES
+        for suffix in ("", ", pending")
     ),
     *(
         Case("sampling.philox_uniform", f"{rows} rows, stream {stream}", _uniform(rows, stream))

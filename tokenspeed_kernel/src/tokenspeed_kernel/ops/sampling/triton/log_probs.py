@@ -42,7 +42,7 @@ def _log_probs_kernel(
 
     value = top
     last = first
-    for place in range(0, top_n):
+    for place in range(top_n):
         if place > 0:
             # The first token after (value, last) in the total order; logits of -inf come last, by id.
             best = tl.full([BLOCK], float("-inf"), dtype=tl.float32)

@@ -28,7 +28,7 @@ def _penalties_kernel(
     presence = tl.load(presence_ptr + row * presence_stride)
     frequency = tl.load(frequency_ptr + row * frequency_stride)
     repetition = tl.load(repetition_ptr + row * repetition_stride)
-    pending = -1
+    pending = tl.full([], -1, dtype=tl.int32)
     if HAS_PENDING:
         pending = tl.load(pending_ptr + row * pending_stride)
     lanes = tl.arange(0, BLOCK)

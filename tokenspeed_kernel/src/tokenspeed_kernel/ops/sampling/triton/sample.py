@@ -162,9 +162,7 @@ def triton_sample(
     return out
 
 
-def triton_sampling_probs(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, out: Tensor
-) -> Tensor:
+def triton_sampling_probs(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, out: Tensor) -> Tensor:
     """See `tokenspeed_kernel.ops.sampling.sampling_probs`."""
     num_rows, vocab_size = logits.shape
     if num_rows:

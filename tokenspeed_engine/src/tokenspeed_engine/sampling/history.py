@@ -20,7 +20,7 @@ class TokenHistory:
     def __init__(self, prompt_token_ids: Sequence[int] | NDArray[np.int32]) -> None:
         """Args: prompt_token_ids: tokens that count as seen, not as generated; any order, repeats allowed."""
         seen = np.unique(np.asarray(prompt_token_ids, dtype=np.int32))
-        self._size = len(seen)
+        self._size = self._num_prompt = len(seen)
         self._token_ids = np.empty(max(_FIRST_CAPACITY, 2 * self._size), dtype=np.int32)
         self._token_ids[: self._size] = seen
         self._counts = np.zeros_like(self._token_ids)
@@ -47,6 +47,11 @@ class TokenHistory:
         for token_id in self._outputs[output_index:]:
             self._counts[self._place[token_id]] -= 1
         del self._outputs[output_index:]
+        # New tokens were appended as they first came, so those that are gone altogether stand at the end. Left on the list, they
+        # would pass for tokens of the prompt.
+        while self._size > self._num_prompt and not self._counts[self._size - 1]:
+            self._size -= 1
+            del self._place[int(self._token_ids[self._size])]
 
     def record(self, output_index: int, token_id: int) -> None:
         """Count the token generated at `output_index`.

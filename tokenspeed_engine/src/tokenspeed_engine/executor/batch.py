@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenspeed_engine.executor.plan import ExecutionPlan
-from tokenspeed_engine.kvcache import DevicePageTable
+from tokenspeed_engine.kvcache import DevicePageTable, tensor_view
 from tokenspeed_engine.layers import DecodeRows, ExtendRows, ForwardBatch
 
 UNKNOWN_TOKEN = -1
@@ -26,14 +26,12 @@ class BatchBuilder:
         max_num_seqs: number of slots.
         page_size: tokens in a page.
         device: where the model runs.
-        row_multiple: batches are padded to at least this many rows, where that is faster.
     """
 
-    def __init__(self, max_num_seqs: int, page_size: int, device: torch.device, *, min_rows: int = 1) -> None:
+    def __init__(self, max_num_seqs: int, page_size: int, device: torch.device) -> None:
         self._page_size = page_size
         self._device = device
         self._is_cpu = device.type == "cpu"
-        self._min_rows = min_rows
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
 
     def build(self, plan: ExecutionPlan, table: DevicePageTable, extra_rows: NDArray[np.int64] | None = None) -> ForwardBatch:
@@ -47,20 +45,14 @@ class BatchBuilder:
             The batch; good until the plan's arrays are reused.
         """
         num_tokens, num_decodes = plan.num_tokens, plan.num_decodes
-        token_ids, positions, slot_mapping = plan.token_ids, plan.positions, plan.slot_mapping
-        padding = self._min_rows - num_tokens
-        if padding > 0:
-            token_ids = np.pad(token_ids, (0, padding), constant_values=UNKNOWN_TOKEN)
-            positions = np.pad(positions, (0, padding))
-            slot_mapping = np.pad(slot_mapping, (0, padding), constant_values=-1)
         last_rows = plan.cu_query_lens[1:][plan.sample_rows].astype(np.int64) - 1
         output_rows = last_rows if extra_rows is None else np.concatenate((last_rows, extra_rows))
-        is_every_row = len(output_rows) == len(token_ids) and num_decodes == num_tokens
+        is_every_row = len(output_rows) == num_decodes == num_tokens
         return ForwardBatch(
             num_tokens=num_tokens,
-            token_ids=self._token_ids(plan, token_ids),
-            positions=self._tensor(positions),
-            slot_mapping=self._tensor(slot_mapping),
+            token_ids=self._token_ids(plan),
+            positions=self._tensor(plan.positions),
+            slot_mapping=self._tensor(plan.slot_mapping),
             output_rows=None if is_every_row else self._tensor(output_rows),
             decode=self._decode_rows(plan, table) if num_decodes else None,
             extend=self._extend_rows(plan, table) if num_decodes < plan.num_requests else None,
@@ -76,15 +68,13 @@ class BatchBuilder:
         slots = self._tensor(plan.slots[plan.sample_rows].astype(np.int64))
         self._last_tokens.index_copy_(0, slots, sampled)
 
-    def _token_ids(self, plan: ExecutionPlan, padded: NDArray[np.int32]) -> Tensor:
-        given = self._tensor(padded)
+    def _token_ids(self, plan: ExecutionPlan) -> Tensor:
+        given = self._tensor(plan.token_ids)
         if plan.num_tokens == 0 or plan.token_ids.min() >= 0:
             return given
-        slots = np.zeros(len(padded), dtype=np.int64)
-        slots[: plan.num_tokens] = np.repeat(plan.slots, plan.query_lens)
-        known = np.full(len(padded), True)
-        known[: plan.num_tokens] = plan.token_ids != UNKNOWN_TOKEN
-        return torch.where(self._tensor(known), given, self._last_tokens.index_select(0, self._tensor(slots)))
+        slots = self._tensor(np.repeat(plan.slots, plan.query_lens).astype(np.int64))
+        is_known = self._tensor(plan.token_ids != UNKNOWN_TOKEN)
+        return torch.where(is_known, given, self._last_tokens.index_select(0, slots))
 
     def _decode_rows(self, plan: ExecutionPlan, table: DevicePageTable) -> DecodeRows:
         end = plan.num_decodes
@@ -116,5 +106,5 @@ class BatchBuilder:
         return table.rows(self._tensor(slots.astype(np.int64)), -(-longest // self._page_size))
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        tensor = tensor_view(np.ascontiguousarray(array))
         return tensor if self._is_cpu else tensor.pin_memory().to(self._device, non_blocking=True)

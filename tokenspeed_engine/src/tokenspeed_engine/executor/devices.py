@@ -27,7 +27,9 @@ def resolve_device(name: str) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = device.index or 0
         if index >= count:
-            raise DeviceError(f"device {name!r}: torch sees {count} CUDA device(s). Fix: use --device cpu, or a torch built for CUDA.")
+            raise DeviceError(
+                f"device {name!r}: torch sees {count} CUDA device(s). Fix: use --device cpu, or a torch built for CUDA."
+            )
         return torch.device("cuda", index)
     return device
 
@@ -44,8 +46,8 @@ def resolve_dtype(name: str, device: torch.device, config: Mapping[str, Any]) ->
     if name == "auto":
         nested = config.get("text_config")
         stated = config.get("dtype") or config.get("torch_dtype") or (nested or {}).get("dtype")
-        wanted = "float32" if device.type == "cpu" else "float16" if str(stated).endswith("float16") and "b" not in str(stated) else "bfloat16"
-        dtype = _DTYPES[wanted]
+        is_half = str(stated).removeprefix("torch.") == "float16"
+        dtype = torch.float32 if device.type == "cpu" else torch.float16 if is_half else torch.bfloat16
     else:
         dtype = _DTYPES[name]
     if device.type == "cuda" and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):

@@ -26,7 +26,6 @@ from tokenspeed_engine.weights import LoadProgress
 
 _GPU_TOKEN_BUDGET = 8192
 _CPU_MOST_TOKENS = 2048
-_CPU_MIN_ROWS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class StepResult:
     """What one step yields.
 
     Attributes:
-        token_ids: [S] int32, one for each sample row of the plan.
+        token_ids: [S] int32, one for each sample row of the plan; -1 where the logits hold a NaN or no finite maximum.
         logprobs: one entry for each sample row, None where not asked for; empty when no row asked.
         prompt_logprobs: request id to the entries of the prompt positions that this step computed, in order.
     """
@@ -113,10 +112,11 @@ class ModelExecutor:
                 pool = KVPool(layout, self.num_pages, self.device)
             self._held = {"weights": loaded.size_bytes, "kv cache": size}
             self._runner = ModelRunner(loaded.model, pool, self.device)
-            self.max_num_batched_tokens = scheduling.max_num_batched_tokens or self._default_budget()
-        min_rows = _CPU_MIN_ROWS if self.device.type == "cpu" else 1
-        self._batches = BatchBuilder(scheduling.max_num_seqs, cache.page_size, self.device, min_rows=min_rows)
-        self._sampler = Sampler(self.vocab_size, self.device)
+            # A step must have room for one token of each sequence.
+            budget = scheduling.max_num_batched_tokens or self._default_budget()
+            self.max_num_batched_tokens = max(budget, scheduling.max_num_seqs)
+        self._batches = BatchBuilder(scheduling.max_num_seqs, cache.page_size, self.device)
+        self._sampler = Sampler(self.vocab_size, self.device, eos_token_ids=self.eos_token_ids)
         self._prompt_logprobs = PromptLogprobs()
         self._table: DevicePageTable | None = None
         self._table_host: NDArray[np.int32] | None = None

@@ -154,6 +154,9 @@ class OfflineEngine:
         for request_id, entries in result.prompt_logprobs.items():
             if request_id in self._outputs:
                 self._outputs[request_id].prompt_logprobs += entries
+        if len(result.token_ids) and result.token_ids.min() < 0:
+            bad = plan.request_ids[plan.sample_rows][result.token_ids < 0].tolist()
+            raise RuntimeError(f"generate: the logits of request(s) {bad} hold a NaN or no finite maximum: the weights are broken")
         events = self.scheduler.commit(plan.step, result.token_ids)
         sampled = plan.request_ids[plan.sample_rows].tolist() if result.logprobs else []
         logprobs = dict(zip(sampled, result.logprobs, strict=True)) if result.logprobs else {}

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenspeed_engine.executor.plan import ExecutionPlan
+from tokenspeed_engine.sampling import prompt_logprobs
 from tokenspeed_engine.types import TokenLogprobs
-from tokenspeed_kernel.ops.sampling import log_probs
 
 # Logits of one block of rows: 64 x 150,000 x 4 bytes = 38 MB at the most, where a whole chunk of 4,096 rows would be 2.4 GB.
 _BLOCK_ROWS = 64
@@ -91,17 +90,8 @@ class PromptLogprobs:
                 size = min(_BLOCK_ROWS, count - first)
                 targets = wanted.prompt[position + first + 1 : position + first + 1 + size]
                 block = logits(hidden[start + first : start + first + size])
-                entries += _entries(block, targets, wanted.top_n)
+                entries += prompt_logprobs(block, targets, wanted.top_n)
             start += count
             wanted.done = position + count + 1
             result[request_id] = entries
         return result
-
-
-def _entries(logits: Tensor, targets: NDArray[np.int32], top_n: int) -> list[TokenLogprobs]:
-    token_ids = torch.from_numpy(targets).to(logits.device)
-    columns = [column.tolist() for column in log_probs(logits, token_ids, top_n)]
-    return [
-        TokenLogprobs(token, chosen, rank, tuple(top_ids), tuple(top_values))
-        for token, chosen, rank, top_ids, top_values in zip(targets.tolist(), *columns, strict=True)
-    ]

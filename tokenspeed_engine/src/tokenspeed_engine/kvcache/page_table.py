@@ -7,6 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tokenspeed_engine.kvcache.views import tensor_view
+
 IntArray = npt.NDArray[np.int32]
 
 
@@ -19,7 +21,7 @@ class DevicePageTable:
     """
 
     def __init__(self, host: IntArray, device: torch.device) -> None:
-        self._host = torch.from_numpy(host)
+        self._host = tensor_view(host)
         self._is_shared = device.type == "cpu"
         self._device = self._host if self._is_shared else self._host.to(device, copy=True)
 

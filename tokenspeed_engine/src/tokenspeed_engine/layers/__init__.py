@@ -2,7 +2,7 @@
 
 from tokenspeed_engine.layers.attention import PagedAttention, SelfAttention
 from tokenspeed_engine.layers.batch import DecodeRows, ExtendRows, ForwardBatch
-from tokenspeed_engine.layers.linear import Embedding, Linear, tie
+from tokenspeed_engine.layers.linear import Embedding, Linear
 from tokenspeed_engine.layers.mlp import GatedMLP, SiluAndMul
 from tokenspeed_engine.layers.module import Module
 from tokenspeed_engine.layers.norm import RMSNorm
@@ -21,5 +21,4 @@ __all__ = [
     "Rotary",
     "SelfAttention",
     "SiluAndMul",
-    "tie",
 ]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from tokenspeed_engine.layers.module import Module
 from tokenspeed_engine.parallel import Mesh, Parameter, Partial, Placement, Replicate, Shard
 from tokenspeed_kernel.ops.embedding import embedding
-from tokenspeed_kernel.ops.gemm import mm
+from tokenspeed_kernel.ops.gemm import PackedWeight, pack_weight
 
 
 class Linear(Module):
@@ -25,10 +24,11 @@ class Linear(Module):
         self, in_features: int, out_features: int | tuple[int, ...], *, bias: bool = False, split: str | None = None
     ) -> None:
         pieces = (out_features,) if isinstance(out_features, int) else out_features
-        weight: Placement = {None: Replicate(), "out": Shard(0), "in": Shard(1)}[split]
+        weights: dict[str | None, Placement] = {None: Replicate(), "out": Shard(0), "in": Shard(1)}
+        outputs: dict[str | None, Placement] = {None: Replicate(), "out": Shard(-1), "in": Partial()}
         self.input_placement = Shard(-1) if split == "in" else Replicate()
-        self.output_placement = {None: Replicate(), "out": Shard(-1), "in": Partial()}[split]
-        self.weight = Parameter((sum(pieces), in_features), weight, pieces)
+        self.output_placement = outputs[split]
+        self.weight = Parameter((sum(pieces), in_features), weights[split], pieces)
         # A bias of a split sum must be added once: it is kept whole, and only rank 0 adds it.
         self.bias = Parameter((sum(pieces),), Shard(0) if split == "out" else Replicate(), pieces) if bias else None
         self._adds_bias = True
@@ -40,12 +40,14 @@ class Linear(Module):
 
     def process_weights(self) -> None:
         """See `Module.process_weights`."""
-        self._weight = self.weight.tensor()
+        self._packed: PackedWeight = pack_weight(self.weight.tensor())
+        # Packing copies on some platforms: the original must not stay beside it. (A tied embedding keeps its own reference.)
+        self.weight.data = None
         self._bias = self.bias.tensor() if self.bias is not None and self._adds_bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, K] -> [rows, N] (this rank's share)."""
-        y = mm(x, self._weight, self._bias)
+        y = self._packed(x, self._bias)
         return y if self.finish is None else self.finish(y)
 
 
@@ -75,9 +77,3 @@ class Embedding(Module):
         """[rows] int32 -> [rows, H]; an id outside of this rank's rows gives zeros, so that the ranks' sum is the row."""
         x = embedding(token_ids - self._first_id if self._first_id else token_ids, self._weight)
         return x if self.finish is None else self.finish(x)
-
-
-def tie(head: Linear, table: Embedding) -> None:
-    """Let an output head use the embedding's memory; both are split by rows of the vocabulary."""
-    data: torch.Tensor = table.weight.tensor()
-    head.weight.data = data

@@ -27,7 +27,7 @@ class Module:
     finish: Collective | None = None
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        """Sub-modules by attribute name; those in lists as name.index. A module that is shared by several owners appears in each."""
+        """Sub-modules by attribute name; those in lists as name.index. A shared module appears in each of its owners."""
         for name, value in vars(self).items():
             if isinstance(value, Module):
                 yield name, value

@@ -82,7 +82,11 @@ class LlamaForCausalLM(CausalLM):
 
     def weight_map(self) -> dict[str, tuple[str, ...]]:
         """See `CausalLM.weight_map`."""
-        found = {"embed.weight": (EMBEDDING_TENSOR,), "norm.weight": ("model.norm.weight",), "head.weight": ("lm_head.weight",)}
+        found: dict[str, tuple[str, ...]] = {
+            "embed.weight": (EMBEDDING_TENSOR,),
+            "norm.weight": ("model.norm.weight",),
+            "head.weight": ("lm_head.weight",),
+        }
         for index in range(self.config.num_layers):
             found |= dense_layer_weights(index, self.config)
         return found

@@ -83,7 +83,11 @@ class Qwen3ForCausalLM(CausalLM):
 
     def weight_map(self) -> dict[str, tuple[str, ...]]:
         """See `CausalLM.weight_map`."""
-        found = {"embed.weight": (EMBEDDING_TENSOR,), "norm.weight": ("model.norm.weight",), "head.weight": ("lm_head.weight",)}
+        found: dict[str, tuple[str, ...]] = {
+            "embed.weight": (EMBEDDING_TENSOR,),
+            "norm.weight": ("model.norm.weight",),
+            "head.weight": ("lm_head.weight",),
+        }
         for index in range(self.config.num_layers):
             found |= dense_layer_weights(index, self.config, qk_norm=True)
         return found

@@ -1,8 +1,8 @@
 """Puts collectives between modules whose placements differ.
 
-A module declares how it needs its input (`input_placement`) and how it leaves its output (`output_placement`). A block declares in
-which order an activation passes through its modules (`flow`). The compiler walks the flow once, when the model is built, and hangs the
-change that is needed on the producer; models and layers contain no collective.
+A module declares how it needs its input (`input_placement`) and how it leaves its output (`output_placement`). A block declares
+in which order an activation passes through its modules (`flow`). The compiler walks the flow once, when the model is built, and
+hangs the change that is needed on the producer; models and layers contain no collective.
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ class Parameter:
         sizes = self.pieces if dim == 0 else (self.shape[dim],)
         for size in sizes:
             if size % mesh.size:
-                raise ValueError(f"parameter of shape {self.shape}: {size} along dimension {dim} does not divide by {mesh.size} ranks")
+                raise ValueError(
+                    f"parameter of shape {self.shape}: {size} along dimension {dim} does not divide by {mesh.size} ranks"
+                )
         return tuple(n // mesh.size if d == dim else n for d, n in enumerate(self.shape))
 
     def local_part(self, whole: torch.Tensor, mesh: Mesh) -> torch.Tensor:

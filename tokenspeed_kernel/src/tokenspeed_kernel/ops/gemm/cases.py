@@ -20,7 +20,7 @@ def _tolerance(in_features: int) -> dict[torch.dtype, Tolerance]:
     round each part to half precision; a tf32 product would be off by 2**-11 times that root, and is caught."""
     root = max(in_features, 1) ** 0.5
     return {
-        torch.float32: Tolerance(1e-5, 2e-6 * root + 1e-6),
+        torch.float32: Tolerance(1e-5, 4e-6 * root),
         torch.float16: Tolerance(2e-3, 1.5 * 2**-11 * root),
         torch.bfloat16: Tolerance(1.6e-2, 1.5 * 2**-8 * root),
     }

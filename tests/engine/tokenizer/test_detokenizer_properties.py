@@ -90,7 +90,7 @@ def stream(
 
 def whole(tokenizer: Tokenizer, ids: Sequence[int], skip: bool) -> str:
     """What the library itself decodes."""
-    return str(tokenizer._backend.decode(list(ids), skip_special_tokens=skip))
+    return str(tokenizer.backend.decode(list(ids), skip_special_tokens=skip))
 
 
 PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -104,7 +104,7 @@ def either(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Tokenizer:
         assert tokenizer.pieces is not None
         return tokenizer
     general = Tokenizer(
-        tokenizer._backend,
+        tokenizer.backend,
         source=tokenizer.source,
         vocab_size=tokenizer.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
@@ -242,7 +242,7 @@ def test_other_decoders_after_a_prompt(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["bytes", "offsets"])
 def test_output_that_is_never_text_costs_no_more_than_text(smollm: Tokenizer, kind: str) -> None:
-    tokenizer = Tokenizer(smollm._backend, source="test", vocab_size=smollm.vocab_size)
+    tokenizer = Tokenizer(smollm.backend, source="test", vocab_size=smollm.vocab_size)
     if kind == "offsets":
         tokenizer.pieces = None
     broken = [token_id for token_id in tokenizer_bytes(smollm) if smollm.token_bytes(token_id)[:1] < b"\xc0"]

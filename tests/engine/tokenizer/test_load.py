@@ -68,7 +68,7 @@ def test_token_bytes_and_text(tokenizer: Tokenizer) -> None:
 
 
 def test_every_token_has_the_text_that_the_library_gives_it(tokenizer: Tokenizer) -> None:
-    backend = tokenizer._backend
+    backend = tokenizer.backend
     for token_id in range(0, tokenizer.vocab_size, 7):
         assert tokenizer.token_text(token_id) == backend.decode([token_id], skip_special_tokens=False)
 
@@ -252,7 +252,7 @@ def test_a_name_that_the_hub_cannot_give(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_a_folder_without_tokenizer_json_is_converted(tmp_path: Path, qwen: Tokenizer) -> None:
     """GPT-2's two files, vocab.json and merges.txt, through transformers."""
     pytest.importorskip("transformers", reason="needs transformers")
-    state = json.loads(qwen._backend.to_str())["model"]
+    state = json.loads(qwen.backend.to_str())["model"]
     kept = dict(list(state["vocab"].items())[:1000])
     names = set(kept)
     merges = [pair for pair in state["merges"] if {pair[0], pair[1], pair[0] + pair[1]} <= names]

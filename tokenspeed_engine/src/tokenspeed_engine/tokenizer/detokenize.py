@@ -7,8 +7,7 @@ the whole output at the end gives, however the tokens were cut into steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tokenspeed_engine.tokenizer.encode import Tokenizer
 from tokenspeed_engine.tokenizer.errors import DetokenizerError, DetokenizerFullError, UnknownRequestError
@@ -21,9 +20,8 @@ MAX_STATES: Final = 65_536
 NewTokens = tuple[str, Sequence[int], FinishReason]
 
 
-@dataclass(frozen=True, slots=True)
-class TextUpdate:
-    """New text of one request.
+class TextUpdate(NamedTuple):
+    """New text of one request. A tuple, because one is made for every request in every step.
 
     Attributes:
         request_id: the request.
@@ -46,7 +44,7 @@ class TextUpdate:
 class _State:
     """What is kept of one request: a few ids or bytes, and the text that is held back for stop strings."""
 
-    __slots__ = ("finished", "matcher", "num_tokens", "params", "stream")
+    __slots__ = ("finished", "is_plain", "is_quick", "matcher", "num_tokens", "params", "stream")
 
     def __init__(self, stream: ByteStream | OffsetStream, params: SamplingParams) -> None:
         self.stream = stream
@@ -54,10 +52,10 @@ class _State:
         self.matcher = StopMatcher(params.stop) if params.stop else None
         self.num_tokens = 0
         self.finished = False
-
-    @property
-    def needs_single_tokens(self) -> bool:
-        return self.matcher is not None or self.params.logprobs is not None
+        # A plain request's text goes out as it comes: nothing is matched, held back or told apart by token.
+        self.is_plain = self.matcher is None and params.logprobs is None
+        # A quick one has stop strings at most: no token is counted before its end.
+        self.is_quick = self.is_plain or (params.logprobs is None and params.min_tokens == 0)
 
 
 class IncrementalDetokenizer:
@@ -121,33 +119,45 @@ class IncrementalDetokenizer:
         Raises:
             UnknownRequestError: a request was never added, or was removed. Nothing was taken from any entry then.
         """
-        live: list[tuple[NewTokens, _State]] = []
-        for entry in new_tokens:
-            state = self._states.get(entry[0])
-            if state is None:
-                raise UnknownRequestError(
-                    f"detokenizer step: request {entry[0]!r} is not held. "
-                    "Fix: add() each request before its tokens come, and drop tokens of requests that were removed."
-                )
-            if not state.finished:
-                live.append((entry, state))
+        try:
+            states = [self._states[entry[0]] for entry in new_tokens]
+        except KeyError as error:
+            raise UnknownRequestError(
+                f"detokenizer step: request {error.args[0]!r} is not held. "
+                "Fix: add() each request before its tokens come, and drop tokens of requests that were removed."
+            ) from error
         if self._tokenizer.pieces is None:
-            return self._step_offsets(live)
-        return [self._step_bytes(entry, state) for entry, state in live]
-
-    def _step_bytes(self, entry: NewTokens, state: _State) -> TextUpdate:
-        stream = state.stream
-        assert isinstance(stream, ByteStream)
-        _, token_ids, finish_reason = entry
-        pieces = [stream.feed(token_id) for token_id in token_ids[: _num_visible(entry, state)]]
-        tail = stream.flush() if finish_reason is not FinishReason.RUNNING else ""
-        return _update(entry, state, pieces, tail)
+            pairs = zip(new_tokens, states, strict=True)
+            return self._step_offsets([(entry, state) for entry, state in pairs if not state.finished])
+        updates: list[TextUpdate] = []
+        for entry, state in zip(new_tokens, states, strict=True):
+            if state.finished:
+                continue
+            stream = state.stream
+            assert isinstance(stream, ByteStream)
+            request_id, token_ids, finish_reason = entry
+            if state.is_quick and len(token_ids) == 1 and finish_reason is FinishReason.RUNNING:
+                # Nearly every entry of nearly every step. The general way below gives the same.
+                text = stream.feed(token_ids[0])
+                match = None
+                if text and state.matcher is not None:
+                    text, match = _show(state.matcher, text, state.params)
+                if match is None:
+                    updates.append(TextUpdate(request_id, text, tuple(token_ids), finish_reason))
+                else:
+                    state.finished = True
+                    updates.append(TextUpdate(request_id, text, tuple(token_ids), FinishReason.STOP, match.stop))
+                continue
+            pieces = [stream.feed(token_id) for token_id in token_ids[: _num_visible(entry, state)]]
+            tail = stream.flush() if finish_reason is not FinishReason.RUNNING else ""
+            updates.append(_update(entry, state, pieces, tail))
+        return updates
 
     def _step_offsets(self, live: list[tuple[NewTokens, _State]]) -> list[TextUpdate]:
         """All requests together: round n decodes the n-th new token of each, where single tokens matter."""
         visible = [list(entry[1][: _num_visible(entry, state)]) for entry, state in live]
         chunks = [
-            [[token_id] for token_id in ids] if state.needs_single_tokens else [ids][: len(ids)]
+            [[token_id] for token_id in ids] if not state.is_plain else [ids][: len(ids)]
             for ids, (_, state) in zip(visible, live, strict=True)
         ]
         pieces: list[list[str]] = [[] for _ in live]
@@ -213,6 +223,14 @@ def _update(entry: NewTokens, state: _State, pieces: list[str], tail: str) -> Te
     return TextUpdate(request_id, text, counted, finish_reason, stop_reason, texts)
 
 
+def _show(matcher: StopMatcher, text: str, params: SamplingParams) -> tuple[str, StopMatch | None]:
+    """The part of new text that may be shown, and the match that ends it."""
+    found = matcher.feed(text)
+    if isinstance(found, str):
+        return found, None
+    return (found.text_before + found.stop if params.include_stop_str_in_output else found.text_before), found
+
+
 def _match(state: _State, matcher: StopMatcher, pieces: list[str], tail: str, ended: bool) -> tuple[str, StopMatch | None, int]:
     """Returns the text to show, the match if there is one, and how many tokens it took to get there."""
     shown: list[str] = []
@@ -223,13 +241,10 @@ def _match(state: _State, matcher: StopMatcher, pieces: list[str], tail: str, en
         if index < num_free:
             shown.append(piece)
             continue
-        found = matcher.feed(piece)
-        if isinstance(found, StopMatch):
-            shown.append(found.text_before)
-            if state.params.include_stop_str_in_output:
-                shown.append(found.stop)
-            return "".join(shown), found, index + 1
-        shown.append(found)
+        text, match = _show(matcher, piece, state.params)
+        shown.append(text)
+        if match is not None:
+            return "".join(shown), match, index + 1
     if ended:
         shown.append(matcher.release())
     return "".join(shown), None, 0

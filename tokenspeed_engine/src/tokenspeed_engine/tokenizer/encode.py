@@ -51,6 +51,11 @@ class Tokenizer:
         self._chat_template = chat_template
 
     @property
+    def backend(self) -> BackendTokenizer:
+        """The `tokenizers` object underneath. For a vocabulary that lacks bytes, its ids can pass vocab_size; ours cannot."""
+        return self._backend
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the model came with a chat template."""
         return self._chat_template is not None

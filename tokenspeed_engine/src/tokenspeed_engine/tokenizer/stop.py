@@ -8,6 +8,7 @@ The rule: the stop string whose last character comes first wins; of those that e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ class StopMatcher:
         ValueError: a stop string is empty.
     """
 
-    __slots__ = ("_failures", "_first", "_held", "_states", "_stops")
+    __slots__ = ("_failures", "_find_first", "_held", "_states", "_stops")
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
@@ -37,28 +38,39 @@ class StopMatcher:
         # Longest first, so that the first one found to end at a character is the one that began first.
         self._stops = sorted(set(stops), key=len, reverse=True)
         self._failures = [_failure_table(stop) for stop in self._stops]
-        self._first = frozenset(stop[0] for stop in self._stops)
+        self._find_first = re.compile("|".join(sorted({re.escape(stop[0]) for stop in self._stops}))).search
         self._states = [0] * len(self._stops)
         self._held = ""
 
     def feed(self, text: str) -> str | StopMatch:
         """Add text; returns what may be shown now, or the match that ends it."""
-        if not self._held and self._first.isdisjoint(text):
-            return text
+        at, num_held = 0, len(self._held)
+        if not num_held:
+            found = self._find_first(text)
+            if found is None:
+                return text
+            at = found.start()
         pending = self._held + text
-        states, failures, stops = self._states, self._failures, self._stops
-        for offset, char in enumerate(text):
-            for index, stop in enumerate(stops):
+        states, failures = self._states, self._failures
+        keep = num_held
+        while at < len(text):
+            char = text[at]
+            at += 1
+            keep = 0
+            for index, stop in enumerate(self._stops):
                 state = states[index]
                 while state and stop[state] != char:
                     state = failures[index][state - 1]
                 if stop[state] == char:
                     state += 1
-                if state == len(stop):
-                    end = len(self._held) + offset + 1
-                    return StopMatch(stop, pending[: end - len(stop)])
+                    if state == len(stop):
+                        return StopMatch(stop, pending[: num_held + at - state])
                 states[index] = state
-        keep = max(states)
+                keep = max(keep, state)
+            if not keep:
+                # Nothing is begun: go on where a stop string could begin.
+                found = self._find_first(text, at)
+                at = len(text) if found is None else found.start()
         self._held = pending[len(pending) - keep :]
         return pending[: len(pending) - keep]
 

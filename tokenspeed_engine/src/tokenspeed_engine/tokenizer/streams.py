@@ -50,14 +50,22 @@ class ByteStream:
         if isinstance(piece, str):
             if not self._pending and not self._at_start:
                 return piece
-            return self._decode(piece.encode("utf-8"), final=False) if piece else ""
-        return self._decode(piece, final=False)
+            piece = piece.encode("utf-8")
+        if not piece:
+            return ""
+        if self._seed_bytes or self._at_start:
+            return self._first_text(piece, final=False)
+        data = self._pending + piece
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._pending = data[used:]
+        return text
 
     def flush(self) -> str:
         """The end: bytes that never became a character come out as U+FFFD."""
-        return self._decode(b"", final=True)
+        return self._first_text(b"", final=True)
 
-    def _decode(self, new: bytes, final: bool) -> str:
+    def _first_text(self, new: bytes, final: bool) -> str:
+        """What feed() does, with what the beginning needs: the prompt's unfinished character, and no leading space."""
         data = self._pending + new
         text, used = codecs.utf_8_decode(data, "replace", final)
         self._pending = data[used:]

@@ -1,0 +1,137 @@
+"""`generate`, `bench`, `doctor`, and the parser."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import pytest
+
+from tokenspeed_engine.commands.bench import Stream, format_summary, random_prompts, summarize
+
+COMMAND = (sys.executable, "-P", "-m", "tokenspeed_engine.cli")
+
+
+def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=180, check=False, cwd=tempfile.gettempdir(), **options
+    )
+
+
+def test_generate_prints_json(model_flags: list[str]) -> None:
+    model, *flags = model_flags
+    flags = flags[2:]  # the tokenizer is a flag of the server: here the checkpoint's own is needed
+    done = run("generate", "--model", model, *flags, "--json", "--raw", "--max-tokens", "5", "one", "two three")
+    assert done.returncode == 3, done.stderr
+    assert "tokenizer" in done.stderr
+
+
+def test_generate_with_the_default_model_answers() -> None:
+    question = "What is the capital of France? Answer in one sentence."
+    done = run("generate", "--max-tokens", "20", "--num-pages", "64", "--json", question, "Say yes.")
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert answers[0]["text"] == "The capital of France is Paris."
+    assert answers[0]["finish_reason"] == "stop"
+    assert answers[0]["num_prompt_tokens"] == 42
+    assert answers[1]["prompt"] == "Say yes."
+
+
+def test_generate_reads_standard_input_and_streams_text() -> None:
+    done = run("generate", "--raw", "--max-tokens", "4", "--num-pages", "64", input="The capital of France is")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (["--max-tokens", "0", "x"], "--max-tokens"),
+        (["--temperature", "-1", "x"], "--temperature"),
+        (["--top-p", "0", "x"], "--top-p"),
+        (["--stop", "", "x"], "--stop"),
+        ([""], "PROMPT"),
+    ],
+)
+def test_generate_refuses_mistakes(arguments: list[str], flag: str) -> None:
+    done = run("generate", *arguments)
+    assert done.returncode == 2
+    assert f"{flag}: expected" in done.stderr
+
+
+def test_bench_measures_a_running_server(shared_server: Any) -> None:
+    sizes = ["--num-prompts", "6", "--concurrency", "3", "--input-len", "20", "--output-len", "8", "--prefix-len", "16"]
+    done = run("bench", "--url", shared_server.url, *sizes, "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["num_requests"] == 6
+    assert figures["num_failed"] == 0
+    assert figures["prompt_tokens"] == 120
+    assert figures["output_tokens"] == 48
+    assert figures["ttft_ms"]["p50"] > 0
+
+
+def test_bench_starts_a_server_of_its_own(model_flags: list[str]) -> None:
+    model, *flags = model_flags
+    sizes = ["--num-prompts", "2", "--concurrency", "2", "--input-len", "8", "--output-len", "4"]
+    done = run("bench", "--model", model, *flags[2:], *sizes)
+    assert done.returncode == 1
+    assert "before it was ready" in done.stderr
+
+
+def test_bench_without_a_server_fails_with_its_address() -> None:
+    done = run("bench", "--url", "http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert "http://127.0.0.1:9/v1/models" in done.stderr
+
+
+def test_figures_are_right() -> None:
+    streams = [
+        Stream(ttft_s=0.1 * n, gaps_s=[0.01] * 9, e2e_s=1.0, num_output_tokens=10, num_prompt_tokens=5) for n in range(1, 11)
+    ]
+    streams.append(Stream(error="refused"))
+    summary = summarize(streams, 4, 2.0)
+    assert (summary.num_requests, summary.num_failed) == (11, 1)
+    assert summary.output_tokens_per_s == 50
+    assert summary.total_tokens_per_s == 75
+    assert summary.ttft_ms["p50"] == pytest.approx(500)
+    assert summary.ttft_ms["p99"] == pytest.approx(1000)
+    assert summary.itl_ms["mean"] == pytest.approx(10)
+    assert "1 failed" in format_summary(summary)
+    assert summarize([Stream(error="x")], 1, 1.0).ttft_ms == {}
+
+
+def test_prompts_are_reproducible_and_share_their_prefix() -> None:
+    first, second = random_prompts(2, 10, 6, seed=1), random_prompts(2, 10, 6, seed=1)
+    assert first == second
+    assert first[0][:6] == first[1][:6]
+    assert first[0] != first[1]
+    assert all(len(prompt) == 10 for prompt in first)
+
+
+def test_doctor_finds_nothing_wrong_here() -> None:
+    done = run("doctor", "--json")
+    assert done.returncode == 0, done.stdout
+    findings = {finding["subject"]: finding for finding in json.loads(done.stdout)}
+    assert findings["scheduler extension"]["verdict"] == "ok"
+    assert findings["gemm.mm"]["verdict"] == "ok"
+    assert findings["torch"]["verdict"] == "ok"
+
+
+def test_doctor_s_status_tells_of_trouble(tmp_path: Any) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['tokenspeed_engine.scheduler'] = None\n")
+    import os
+
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = run("doctor", env=os.environ | {"PYTHONPATH": path})
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAIL scheduler" in done.stdout
+
+
+def test_version_and_help_answer() -> None:
+    assert "tokenspeed-engine" in run("--version").stdout
+    assert "--num-gpu-blocks-override" in run("serve", "--help").stdout
+    assert run().returncode == 2

@@ -12,7 +12,7 @@ from tokenspeed_kernel import NoKernelError, ShapeError
 from tokenspeed_kernel.ops import attention
 from tokenspeed_kernel.ops.attention import cases
 
-CASE = cases.Case("api", (5, 1), (9, 8))
+CASE = cases.Batch("api", (5, 1), (9, 8))
 
 
 def test_bad_operands_are_refused() -> None:
@@ -64,7 +64,7 @@ def test_plan_refuses_what_the_op_would() -> None:
 
 
 def test_unsupported_dtype_is_explained() -> None:
-    inputs = cases.decode_inputs(cases.DECODE_CASES[0])
+    inputs = cases.decode_inputs(cases.DECODE_BATCHES[0])
     for name in ("q", "k_cache", "v_cache"):
         inputs[name] = inputs[name].to(torch.int8)
     with pytest.raises(NoKernelError, match="cpu_mha_decode"):
@@ -75,7 +75,7 @@ def test_unsupported_dtype_is_explained() -> None:
 def test_window_of_4096_over_5000_keys(solution: str) -> None:
     # Report Z13: the keys seen are 904..4999. Key i has logit 0 and a value that is 1 only there: the mean tells which were seen.
     seq_len, window = 5000, 4096
-    case = cases.Case("z13", (1,), (seq_len,), 1, 1, 16, 64, sliding_window=window, consecutive=True)
+    case = cases.Batch("z13", (1,), (seq_len,), 1, 1, 16, 64, sliding_window=window, consecutive=True)
     inputs = cases.decode_inputs(case, dtype=torch.float64, poison=False)
     inputs["q"].zero_()
     values = inputs["v_cache"].flatten(0, 1)
@@ -91,7 +91,7 @@ def test_window_of_4096_over_5000_keys(solution: str) -> None:
 @pytest.mark.parametrize("solution", ["reference", "cpu"])
 def test_large_negative_logits_count(solution: str) -> None:
     # Report K1: -6e4 is a logit like any other, not a mask.
-    inputs = cases.decode_inputs(cases.Case("low", (1,), (2,), 1, 1, 16, 4), poison=True)
+    inputs = cases.decode_inputs(cases.Batch("low", (1,), (2,), 1, 1, 16, 4), poison=True)
     inputs["q"].fill_(-6e4 / 16)
     keys = inputs["k_cache"][int(inputs["page_table"][0, 0])]
     keys[:2] = 1.0
@@ -106,7 +106,7 @@ def test_large_negative_logits_count(solution: str) -> None:
 @pytest.mark.parametrize("solution", ["reference", "cpu"])
 def test_partial_states_merge_by_their_lse(solution: str) -> None:
     # The sink is given to one part only; parts without keys (K1) weigh nothing and bring no NaN.
-    case = cases.Case("merge", (1, 1), (24, 24), sinks=True)
+    case = cases.Batch("merge", (1, 1), (24, 24), sinks=True)
     inputs = cases.decode_inputs(case, dtype=torch.float64)
     whole, whole_lse = attention.mha_decode(**inputs, return_lse=True, solution=solution)
     table = inputs["page_table"]
@@ -128,7 +128,7 @@ def test_library_ops() -> None:
     options = (None, None, None, None)
     paged, decode, ragged = (
         cases.paged_inputs(CASE, poison=False),
-        cases.decode_inputs(cases.DECODE_CASES[3], poison=False),
+        cases.decode_inputs(cases.DECODE_BATCHES[3], poison=False),
         cases.ragged_inputs(CASE),
     )
     calls = {
@@ -141,7 +141,7 @@ def test_library_ops() -> None:
 
 
 def test_exported_op_gives_the_eager_result() -> None:
-    inputs = cases.decode_inputs(cases.DECODE_CASES[3], poison=False)
+    inputs = cases.decode_inputs(cases.DECODE_BATCHES[3], poison=False)
     tensors = tuple(list(inputs.values())[:5])
 
     class Decode(torch.nn.Module):

@@ -12,9 +12,9 @@ from tokenspeed_kernel.ops import attention
 from tokenspeed_kernel.ops.attention import cases
 
 OPS = {
-    "mha_decode": (attention.mha_decode, cases.DECODE_CASES, cases.decode_inputs),
-    "mha_extend": (attention.mha_extend, cases.EXTEND_CASES, cases.paged_inputs),
-    "mha_prefill": (attention.mha_prefill, cases.PREFILL_CASES, cases.ragged_inputs),
+    "mha_decode": (attention.mha_decode, cases.DECODE_BATCHES, cases.decode_inputs),
+    "mha_extend": (attention.mha_extend, cases.EXTEND_BATCHES, cases.paged_inputs),
+    "mha_prefill": (attention.mha_prefill, cases.PREFILL_BATCHES, cases.ragged_inputs),
 }
 ALL = [(name, case) for name, (_, group, _) in OPS.items() for case in group]
 IDS = [f"{name}-{case}" for name, case in ALL]
@@ -36,12 +36,12 @@ def check(name: str, inputs: dict[str, Any], tolerance: float, **given: Any) -> 
 
 @pytest.mark.parametrize("dtype", list(cases.TOLERANCES), ids=str)
 @pytest.mark.parametrize(("name", "case"), ALL, ids=IDS)
-def test_matches_reference(name: str, case: cases.Case, dtype: torch.dtype) -> None:
+def test_matches_reference(name: str, case: cases.Batch, dtype: torch.dtype) -> None:
     check(name, OPS[name][2](case, dtype=dtype), cases.TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize(("name", "case"), [pair for pair in ALL if pair[0] != "mha_prefill"])
-def test_with_a_plan_shared_by_layers(name: str, case: cases.Case) -> None:
+def test_with_a_plan_shared_by_layers(name: str, case: cases.Batch) -> None:
     first, second = (OPS[name][2](case, seed=seed) for seed in (0, 1))
     made = attention.plan(
         first["page_table"],
@@ -68,7 +68,7 @@ def attention_error() -> type[Exception]:
 
 
 @pytest.mark.parametrize(("name", "case"), ALL, ids=IDS)
-def test_writes_every_row_of_a_poisoned_output(name: str, case: cases.Case) -> None:
+def test_writes_every_row_of_a_poisoned_output(name: str, case: cases.Batch) -> None:
     inputs = OPS[name][2](case)
     out = torch.full_like(inputs["q"], math.nan)
     check(name, inputs, 2e-5, out=out)
@@ -78,7 +78,7 @@ def test_writes_every_row_of_a_poisoned_output(name: str, case: cases.Case) -> N
 
 
 @pytest.mark.parametrize(("name", "case"), [pair for pair in ALL if pair[1].name in ("mixed", "unequal_lengths", "window")])
-def test_strided_operands(name: str, case: cases.Case) -> None:
+def test_strided_operands(name: str, case: cases.Batch) -> None:
     inputs = OPS[name][2](case)
     q = inputs["q"]
     wide = torch.full((q.shape[0], q.shape[1] + 3, q.shape[2]), math.nan)
@@ -94,7 +94,7 @@ def test_strided_operands(name: str, case: cases.Case) -> None:
 
 
 def test_rows_do_not_depend_on_the_batch() -> None:
-    case = cases.Case("batch", (1,) * 24, tuple(range(3, 400, 17)), 9, 3, 64, 16)
+    case = cases.Batch("batch", (1,) * 24, tuple(range(3, 400, 17)), 9, 3, 64, 16)
     inputs = cases.decode_inputs(case)
     together = attention.mha_decode(**inputs)
     for row in range(24):
@@ -104,7 +104,7 @@ def test_rows_do_not_depend_on_the_batch() -> None:
 
 
 def test_chunks_give_what_one_pass_gives() -> None:
-    case = cases.Case("whole", (200,), (200,), 9, 3, 64, 16)
+    case = cases.Batch("whole", (200,), (200,), 9, 3, 64, 16)
     inputs = cases.paged_inputs(case)
     whole = attention.mha_extend(**inputs)
     for chunk in (7, 64, 199):

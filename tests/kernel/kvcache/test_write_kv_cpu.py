@@ -10,8 +10,8 @@ from tokenspeed_kernel.ops.kvcache import cases, write_kv
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("case", cases.CASES, ids=str)
-def test_matches_reference(case: cases.Case, cache_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", cases.SHAPES, ids=str)
+def test_matches_reference(case: cases.Shape, cache_dtype: torch.dtype) -> None:
     ours, reference = (cases.inputs(case, cache_dtype=cache_dtype) for _ in range(2))
     before = ours["k_cache"].clone()
     assert write_kv(**ours) is None
@@ -25,8 +25,8 @@ def test_matches_reference(case: cases.Case, cache_dtype: torch.dtype) -> None:
 
 def test_interleaved_pool() -> None:
     # Keys and values of a page side by side in one pool: the pages of each are not evenly spaced.
-    inputs = cases.inputs(cases.CASES[4])
-    expected = cases.inputs(cases.CASES[4])
+    inputs = cases.inputs(cases.SHAPES[4])
+    expected = cases.inputs(cases.SHAPES[4])
     write_kv(**expected, solution="reference")
     pool = torch.stack((inputs["k_cache"], inputs["v_cache"]), dim=1).contiguous()
     inputs["k_cache"], inputs["v_cache"] = pool[:, 0], pool[:, 1]
@@ -36,7 +36,7 @@ def test_interleaved_pool() -> None:
 
 
 def test_bad_operands_are_refused() -> None:
-    inputs = cases.inputs(cases.Case("bad", 5))
+    inputs = cases.inputs(cases.Shape("bad", 5))
     for change, message in (
         ({"k": inputs["k"][0]}, r"k \[num_tokens, num_kv_heads, head_dim\]"),
         ({"v": inputs["v"][:4]}, r"v like k, \[5, 2, 16\] float32"),
@@ -49,6 +49,6 @@ def test_bad_operands_are_refused() -> None:
 
 
 def test_library_op() -> None:
-    inputs = cases.inputs(cases.CASES[3])
+    inputs = cases.inputs(cases.SHAPES[3])
     arguments = tuple(inputs[name] for name in ("k", "v", "k_cache", "v_cache", "slot_mapping"))
     torch.library.opcheck(torch.ops.tokenspeed.write_kv.default, (*arguments, None))

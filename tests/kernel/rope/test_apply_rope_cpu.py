@@ -15,8 +15,8 @@ DTYPES = list(cases.TOLERANCES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", cases.CASES, ids=str)
-def test_matches_reference(case: cases.Case, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", cases.SHAPES, ids=str)
+def test_matches_reference(case: cases.Shape, dtype: torch.dtype) -> None:
     inputs = cases.inputs(case, dtype=dtype)
     before = [inputs[name].clone() for name in ("q", "k")]
     tolerance = cases.TOLERANCES[dtype]
@@ -37,7 +37,7 @@ def test_matches_reference(case: cases.Case, dtype: torch.dtype) -> None:
 
 
 def test_matches_transformers() -> None:
-    case = cases.Case("llama", 11, 9, 3, 64, 64, fused=True)
+    case = cases.Shape("llama", 11, 9, 3, 64, 64, fused=True)
     inputs = cases.inputs(case)
     angles = inputs["cos_sin_cache"][inputs["positions"]]
     cos, sin = (torch.cat((part, part), -1)[None] for part in (angles[:, :32], angles[:, 32:]))
@@ -48,7 +48,7 @@ def test_matches_transformers() -> None:
 
 
 def test_rotation_preserves_relative_positions() -> None:
-    case = cases.Case("pair", 1, 1, 1, 64, 64)
+    case = cases.Shape("pair", 1, 1, 1, 64, 64)
     inputs = cases.inputs(case, dtype=torch.float64)
     dots = []
     for shift in (0, 100, 400):
@@ -58,13 +58,13 @@ def test_rotation_preserves_relative_positions() -> None:
 
 
 def test_position_outside_the_table_raises() -> None:
-    inputs = cases.inputs(cases.CASES[0])
+    inputs = cases.inputs(cases.SHAPES[0])
     with pytest.raises(IndexError):
         apply_rope(**{**inputs, "positions": torch.tensor([500])})
 
 
 def test_bad_operands_are_refused() -> None:
-    inputs = cases.inputs(cases.Case("bad", 5))
+    inputs = cases.inputs(cases.Shape("bad", 5))
     q, k = inputs["q"], inputs["k"]
     for change, message in (
         ({"q": q[0]}, r"q \[num_tokens, num_heads, head_dim\], got \[4, 16\]"),
@@ -84,7 +84,7 @@ def test_bad_operands_are_refused() -> None:
 def test_library_op() -> None:
     import tokenspeed_kernel.ops.rope.api as api
 
-    inputs = cases.inputs(cases.Case("compiled", 5, fused=True))
+    inputs = cases.inputs(cases.Shape("compiled", 5, fused=True))
     arguments = (inputs["q"], inputs["k"], inputs["positions"], inputs["cos_sin_cache"], False, None)
     assert api.apply_rope is apply_rope
     torch.library.opcheck(torch.ops.tokenspeed.apply_rope.default, arguments)

@@ -9,7 +9,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Shape:
     """Shapes of one call; ``slots`` are the slot mapping, or None for random ones."""
 
     name: str
@@ -24,33 +24,33 @@ class Case:
         return self.name
 
 
-CASES: Final = (
-    Case("one_token", 1),
-    Case("no_token", 0),
-    Case("no_page", 2, num_pages=0, slots=(0, -1)),
-    Case("whole_cache", 24),
-    Case("odd_sizes", 9, 3, 5, 3, 20),
-    Case("page_size_1", 3, 7, 1),
-    Case("model_shape", 13, 4, 16, 3, 64),
-    Case("outside", 6, slots=(-1, 24, 3, 2**40, -(2**62), 23)),
-    Case("all_outside", 3, slots=(-1, -2, 24)),
+SHAPES: Final = (
+    Shape("one_token", 1),
+    Shape("no_token", 0),
+    Shape("no_page", 2, num_pages=0, slots=(0, -1)),
+    Shape("whole_cache", 24),
+    Shape("odd_sizes", 9, 3, 5, 3, 20),
+    Shape("page_size_1", 3, 7, 1),
+    Shape("model_shape", 13, 4, 16, 3, 64),
+    Shape("outside", 6, slots=(-1, 24, 3, 2**40, -(2**62), 23)),
+    Shape("all_outside", 3, slots=(-1, -2, 24)),
 )
 
 
 def inputs(
-    case: Case, *, dtype: torch.dtype = torch.float32, cache_dtype: torch.dtype | None = None, device: str = "cpu"
+    shape: Shape, *, dtype: torch.dtype = torch.float32, cache_dtype: torch.dtype | None = None, device: str = "cpu"
 ) -> dict[str, Any]:
     """Arguments of `write_kv`: k and v are slices of one projection, as an engine has them."""
     generator = torch.Generator().manual_seed(0)
-    heads = (case.num_kv_heads, case.head_dim)
-    made = torch.randn((case.num_tokens, 4 * case.num_kv_heads, case.head_dim), generator=generator).to(device, dtype)
-    caches = torch.randn((2, case.num_pages, case.page_size, *heads), generator=generator).to(device, cache_dtype or dtype)
-    slots = torch.randperm(case.num_pages * case.page_size, generator=generator)[: case.num_tokens]
-    if case.slots is not None:
-        slots = torch.tensor(case.slots, dtype=torch.int64)
+    heads = (shape.num_kv_heads, shape.head_dim)
+    made = torch.randn((shape.num_tokens, 4 * shape.num_kv_heads, shape.head_dim), generator=generator).to(device, dtype)
+    caches = torch.randn((2, shape.num_pages, shape.page_size, *heads), generator=generator).to(device, cache_dtype or dtype)
+    slots = torch.randperm(shape.num_pages * shape.page_size, generator=generator)[: shape.num_tokens]
+    if shape.slots is not None:
+        slots = torch.tensor(shape.slots, dtype=torch.int64)
     return {
-        "k": made[:, 2 * case.num_kv_heads : 3 * case.num_kv_heads],
-        "v": made[:, 3 * case.num_kv_heads :],
+        "k": made[:, 2 * shape.num_kv_heads : 3 * shape.num_kv_heads],
+        "v": made[:, 3 * shape.num_kv_heads :],
         "k_cache": caches[0],
         "v_cache": caches[1],
         "slot_mapping": slots.to(device),

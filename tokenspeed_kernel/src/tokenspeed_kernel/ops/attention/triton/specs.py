@@ -1,0 +1,40 @@
+"""Attention kernels in Triton."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tokenspeed_kernel.signature import Signature
+from tokenspeed_kernel.spec import TRITON_PORTABLE, Band, KernelSpec, Verified, VerifiedBy
+from tokenspeed_kernel.traits import OneOf, Range
+
+_FORMATS: Final = ("fp32", "bf16", "fp16")
+_BOTH: Final = OneOf(False, True)
+
+
+def _spec(op: str, module: str, operands: tuple[str, ...], *, causal: bool) -> KernelSpec:
+    options = ("causal", "sliding_window", "logit_cap", "sinks", "return_lse")[0 if causal else 1 :]
+    return KernelSpec(
+        op=f"attention.{op}",
+        name=f"triton_{op}",
+        solution="triton",
+        band=Band.PORTABLE,
+        implementation=f"tokenspeed_kernel.ops.attention.triton.{module}:{op}",
+        capability=TRITON_PORTABLE,
+        formats=Signature.same(operands, _FORMATS),
+        # A row of accumulators lies in registers; any page size will do, multiples of the key tile are fastest.
+        traits={"head_dim": Range(1, 256), **dict.fromkeys(options, _BOTH)},
+        requires=("triton",),
+        graph_safe=True,
+        verified=(
+            Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32"),
+            Verified(VerifiedBy.COMPILED, "sm_90, sm_100, gfx950", "no spills at head_dim 64 and 128"),
+        ),
+    )
+
+
+SPECS: Final = (
+    _spec("mha_prefill", "extend", ("q", "k", "v"), causal=True),
+    _spec("mha_extend", "extend", ("q", "k_cache", "v_cache"), causal=True),
+    _spec("mha_decode", "decode", ("q", "k_cache", "v_cache"), causal=False),
+)

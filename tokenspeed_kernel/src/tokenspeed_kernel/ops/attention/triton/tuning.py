@@ -1,0 +1,60 @@
+"""Tile sizes of the attention kernels: pure functions of the problem, so that a compiled kernel can be found again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["TileConfig", "decode_config", "extend_config", "num_splits"]
+
+_MIN_DOT = 16
+"""Least rows, columns and depth of a matrix product in Triton."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """Rows (queries times grouped heads), keys and elements of a tile, and how a program runs."""
+
+    block_m: int
+    block_n: int
+    block_d: int
+    num_warps: int
+    num_stages: int
+
+
+def extend_config(dtype: torch.dtype, head_dim: int, max_rows: int, max_seqlen_k: int) -> TileConfig:
+    """Tiles for several queries a request; ``max_rows`` is the most rows (queries times group) of one request."""
+    block_d = _power(head_dim, _MIN_DOT, 256)
+    if dtype == torch.float32:
+        # No matrix units with IEEE products: registers hold the operands, small tiles do not spill.
+        block_m = _power(max_rows, _MIN_DOT, 64 if block_d <= 64 else 32)
+        return TileConfig(block_m, _power(max_seqlen_k, _MIN_DOT, 32), block_d, 4, 1)
+    block_m = _power(max_rows, _MIN_DOT, 128 if block_d <= 128 else 64)
+    block_n = _power(max_seqlen_k, _MIN_DOT, 64)
+    # One warp group holds 64 rows; two of them share each key tile.
+    return TileConfig(block_m, block_n, block_d, 8 if block_m >= 128 else 4, 2 if block_d > 128 else 3)
+
+
+def decode_config(dtype: torch.dtype, head_dim: int, group: int, max_seqlen_k: int) -> TileConfig:
+    """Tiles for one query a request; its rows are the heads of one group."""
+    block_d = _power(head_dim, _MIN_DOT, 256)
+    block_m = _power(group, _MIN_DOT, 64)
+    if dtype == torch.float32:
+        return TileConfig(block_m, _power(max_seqlen_k, _MIN_DOT, 32), block_d, 4, 1)
+    return TileConfig(block_m, _power(max_seqlen_k, _MIN_DOT, 64), block_d, 4, 3 if block_d <= 128 else 2)
+
+
+def num_splits(programs: int, max_seqlen_k: int, block_n: int, num_processors: int) -> int:
+    """Parts into which each request's keys are split so that few requests still occupy the device.
+
+    Two programs a processor keep its memory pipes busy; a part of fewer than four key tiles costs more to merge than it saves.
+    """
+    wanted = max(1, 2 * num_processors // max(1, programs))
+    most = max(1, -(-max_seqlen_k // (4 * block_n)))
+    return min(wanted, most, 128)
+
+
+def _power(value: int, low: int, high: int) -> int:
+    """The power of two at or above ``value``, between two others."""
+    return max(low, min(high, 1 << max(0, value - 1).bit_length()))

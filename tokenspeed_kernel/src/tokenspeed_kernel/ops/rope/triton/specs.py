@@ -1,0 +1,23 @@
+"""Triton kernels of the rope op."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tokenspeed_kernel.signature import Signature
+from tokenspeed_kernel.spec import TRITON_PORTABLE, Band, KernelSpec, Verified, VerifiedBy
+
+SPECS: Final = (
+    KernelSpec(
+        op="rope.apply_rope",
+        name="triton_apply_rope",
+        solution="triton",
+        band=Band.PORTABLE,
+        implementation="tokenspeed_kernel.ops.rope.triton.apply_rope:apply_rope",
+        capability=TRITON_PORTABLE,
+        formats=tuple(Signature.of(q=text, k=text, cos_sin_cache="fp32") for text in ("fp32", "bf16", "fp16")),
+        requires=("triton",),
+        graph_safe=True,
+        verified=(Verified(VerifiedBy.INTERPRETER, "x86-64"), Verified(VerifiedBy.COMPILED, "sm_90, sm_100, gfx950")),
+    ),
+)

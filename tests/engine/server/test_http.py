@@ -188,6 +188,7 @@ async def test_request_ids(server: Any) -> None:
     for body in (CHAT, {**CHAT, "stream": True}, {**CHAT, "n": 0}):
         async with server.http.post(url, json=body, headers={"X-Request-Id": "my-id"}) as response:
             assert response.headers["X-Request-Id"] == "my-id"
+            assert response.headers["Server"] == "tokenspeed-engine"
         async with server.http.post(url, json=body) as one, server.http.post(url, json=body) as other:
             assert one.headers["X-Request-Id"] != other.headers["X-Request-Id"]
     async with server.http.post(url, json=CHAT, headers={"X-Request-Id": "x" * 600}) as response:
@@ -217,3 +218,24 @@ async def test_a_fault_of_ours_is_a_500_without_its_cause(server: Any, caplog: p
     assert "NoneType" in caplog.text
     async with server.http.get(f"{server.url}/health") as response:
         assert response.status == 200
+
+
+async def test_answers_do_not_quote_megabytes(server: Any) -> None:
+    huge = "x" * 1_000_000
+    for body in (
+        {**CHAT, huge: 1},
+        {**CHAT, "model": huge},
+        {**CHAT, "messages": [{"role": huge, "content": "hi"}]},
+        {**CHAT, "user": huge},
+    ):
+        status, answer = await server.post(CHAT_PATH, body)
+        assert status in (400, 404)
+        assert len(json.dumps(answer)) < 5000
+
+
+async def test_a_path_cannot_forge_log_lines(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="tokenspeed_engine.server.middleware"):
+        async with server.http.get(f"{server.url}/v1/a%0AFORGED") as response:
+            assert response.status == 404
+    assert "a%0AFORGED" in caplog.text
+    assert "\nFORGED" not in caplog.text

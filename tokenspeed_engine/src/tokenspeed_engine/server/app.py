@@ -8,7 +8,7 @@ from tokenspeed_engine.config import ServerConfig
 from tokenspeed_engine.server.context import CONTEXT, MetricsRenderer, ServerContext
 from tokenspeed_engine.server.engine_client import EngineClient
 from tokenspeed_engine.server.limits import Limits
-from tokenspeed_engine.server.middleware import boundary
+from tokenspeed_engine.server.middleware import add_headers, boundary
 from tokenspeed_engine.server.routes import (
     chat_completions,
     completions,
@@ -32,6 +32,7 @@ def build_app(
         limits: bounds of requests; the defaults when None.
     """
     app = web.Application(middlewares=[boundary])
+    app.on_response_prepare.append(add_headers)
     app[CONTEXT] = ServerContext(client, config, metrics_renderer, limits or Limits())
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_post("/v1/completions", completions)

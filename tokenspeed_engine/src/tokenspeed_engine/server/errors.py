@@ -21,6 +21,10 @@ AUTHENTICATION = "authentication_error"
 RATE_LIMIT = "rate_limit_error"
 SERVER = "server_error"
 
+# A message may quote what the client sent, which may be megabytes.
+_MAX_MESSAGE_CHARS = 2000
+_MAX_PARAM_CHARS = 200
+
 
 class ApiError(Exception):
     """An answer other than 200, raised anywhere below a route.
@@ -45,7 +49,12 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.detail = ErrorDetail(message=message, type=error_type, param=param, code=code)
+        self.detail = ErrorDetail(
+            message=_clipped(message, _MAX_MESSAGE_CHARS),
+            type=error_type,
+            param=None if param is None else _clipped(param, _MAX_PARAM_CHARS),
+            code=code,
+        )
         self.headers = dict(headers or {})
         self.closes_connection = closes_connection
 
@@ -59,6 +68,10 @@ class ApiError(Exception):
         if self.closes_connection:
             answer.force_close()
         return answer
+
+
+def _clipped(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -41,15 +41,21 @@ async def boundary(request: web.Request, handler: Handler) -> web.StreamResponse
             logging.INFO if is_api else logging.DEBUG,
             "%s %s %s in %.3f s, id %s%s",
             request.method,
-            request.path,
+            request.rel_url.raw_path,
             status,
             time.monotonic() - started_s,
             notes.request_id,
             notes.caller,
         )
-    if not response.prepared:
-        response.headers[_HEADER] = notes.request_id
     return response
+
+
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal of every response, streams included: its id, and a name without the versions of what is inside."""
+    notes = NOTES.get(None)
+    if notes is not None:
+        response.headers[_HEADER] = notes.request_id
+    response.headers["Server"] = "tokenspeed-engine"
 
 
 async def _answer(request: web.Request, handler: Handler, api_keys: tuple[str, ...]) -> web.StreamResponse:
@@ -63,7 +69,7 @@ async def _answer(request: web.Request, handler: Handler, api_keys: tuple[str, .
     except web.HTTPException as error:
         return _from_http(request, error).response()
     except Exception:
-        logger.exception("%s %s failed, id %s", request.method, request.path, NOTES.get().request_id)
+        logger.exception("%s %s failed, id %s", request.method, request.rel_url.raw_path, NOTES.get().request_id)
         return internal_error().response()
 
 

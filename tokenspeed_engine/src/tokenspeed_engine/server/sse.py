@@ -46,7 +46,7 @@ async def stream(request: web.Request, events: AsyncGenerator[bytes, None], *, w
     request_id = NOTES.get().request_id
     async with aclosing(events):
         first = await anext(events)
-        response = web.StreamResponse(headers={**_HEADERS, "X-Request-Id": request_id})
+        response = web.StreamResponse(headers=_HEADERS)
         try:
             await response.prepare(request)
             await _write(request, response, first, write_timeout_s)

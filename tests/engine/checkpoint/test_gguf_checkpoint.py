@@ -142,7 +142,7 @@ def test_llama3_scaling_is_recovered_from_its_table(gguf_files: ModuleType, tmp_
     assert scaling["original_max_position_embeddings"] == 8192
     assert math.isclose(scaling["factor"], 32.0, rel_tol=1e-6)
     assert table[-1] == 32.0
-    with pytest.raises(UnsupportedCheckpointError, match="rope_freqs.weight"):
+    with pytest.raises(UnsupportedCheckpointError, match=r"rope_freqs\.weight"):
         _llama3_scaling("m", torch.rand(64) + 1.5, 128, base)
 
 
@@ -201,12 +201,14 @@ def test_damage_is_an_error_or_harmless_never_a_crash(data: st.DataObject, tmp_p
             content[at] = data.draw(st.integers(0, 255), label="byte")
     damaged = folder / "damaged.gguf"
     damaged.write_bytes(content)
+    fault = ""
     try:
         checkpoint = GgufCheckpoint(damaged)
         for name in checkpoint.names():
             checkpoint.read(name)
     except CheckpointError as error:
-        assert "damaged.gguf" in str(error)
+        fault = str(error)
+    assert not fault or "damaged.gguf" in fault
 
 
 def test_the_default_model() -> None:

@@ -78,7 +78,7 @@ def test_a_cut_header_is_an_error(length: int, tmp_path: Path) -> None:
     folder = _single(tmp_path / "m")
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:length])
-    with pytest.raises(CorruptCheckpointError, match="model.safetensors.*header"):
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors.*header"):
         SafetensorsCheckpoint(folder)
 
 
@@ -104,22 +104,22 @@ def test_a_tensor_that_the_shard_lacks_is_named(tmp_path: Path) -> None:
     weight_map = json.loads(index.read_text())["weight_map"]
     weight_map["d.weight"] = "model-00001-of-00002.safetensors"
     index.write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(CorruptCheckpointError, match="tensor 'd.weight' of the index is not in it"):
+    with pytest.raises(CorruptCheckpointError, match=r"tensor 'd\.weight' of the index is not in it"):
         SafetensorsCheckpoint(folder)
 
 
 def test_integer_tensors_are_refused_by_name(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "m")
     save_file({"q.weight": torch.zeros(2, 2, dtype=torch.int8)}, folder / "model.safetensors")
-    with pytest.raises(UnsupportedCheckpointError, match="'q.weight' is I8; expected one of F64, F32, F16, BF16"):
+    with pytest.raises(UnsupportedCheckpointError, match=r"'q\.weight' is I8; expected one of F64, F32, F16, BF16"):
         SafetensorsCheckpoint(folder)
 
 
 def test_config_json_must_be_there_and_be_json(tmp_path: Path) -> None:
     folder = _single(tmp_path / "m")
     (folder / "config.json").write_text("{")
-    with pytest.raises(CorruptCheckpointError, match="config.json: not JSON"):
+    with pytest.raises(CorruptCheckpointError, match=r"config\.json: not JSON"):
         SafetensorsCheckpoint(folder)
     (folder / "config.json").unlink()
-    with pytest.raises(CheckpointError, match="config.json is missing"):
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         SafetensorsCheckpoint(folder)

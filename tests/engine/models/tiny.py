@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -99,11 +101,13 @@ def greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
     ids = torch.tensor([list(prompt)])
     found: list[int] = []
     cache = None
-    while len(found) < num_tokens:
-        out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = out.past_key_values
-        ids = out.logits[:, -1].argmax(-1, keepdim=True)
-        found.append(int(ids))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the argument has another name in transformers' newest versions
+        while len(found) < num_tokens:
+            out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = out.past_key_values
+            ids = out.logits[:, -1].argmax(-1, keepdim=True)
+            found.append(int(ids))
     return found
 
 
@@ -112,8 +116,6 @@ def top2_gap_float64(model: Any, tokens: Sequence[int]) -> float:
     """Gap between the two largest next-token logits after `tokens`, computed in float64."""
     double = getattr(model, "_tests_double", None)
     if double is None:
-        import copy
-
         double = model._tests_double = copy.deepcopy(model).double()
     best = double(torch.tensor([list(tokens)])).logits[0, -1].topk(2).values
     return float(best[0] - best[1])

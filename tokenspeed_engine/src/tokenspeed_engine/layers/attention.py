@@ -36,13 +36,12 @@ class PagedAttention(Module):
         self._window = sliding_window
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, kv: KVPool) -> Tensor:
-        """q [rows, Hq, D], k and v [rows, Hkv, D] -> [rows, Hq * D]; rows of padding come out as they may."""
+        """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq * D]."""
         k_cache, v_cache = kv.layer(self._layer)
         write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
         decode, extend = batch.decode, batch.extend
-        rows = q.shape[0]
-        # Rows of padding must stay finite: they go through the layers that follow.
-        out = q.new_zeros(q.shape) if rows != batch.num_tokens else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        rows = batch.num_tokens
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         first_extend = 0
         if decode is not None:
             first_extend = decode.num_requests
@@ -60,9 +59,8 @@ class PagedAttention(Module):
                 plan=decode.plan,
             )
         if extend is not None:
-            end = first_extend + extend.num_tokens
             mha_extend(
-                q[first_extend:end],
+                q[first_extend:] if first_extend else q,
                 k_cache,
                 v_cache,
                 extend.page_table,
@@ -72,7 +70,7 @@ class PagedAttention(Module):
                 max_seqlen_k=extend.max_seqlen_k,
                 softmax_scale=self._scale,
                 sliding_window=self._window,
-                out=out[first_extend:end],
+                out=out[first_extend:] if first_extend else out,
                 plan=extend.plan,
             )
         return out.view(rows, -1)

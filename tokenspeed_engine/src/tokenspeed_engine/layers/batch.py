@@ -72,13 +72,13 @@ class ExtendRows:
 
 @dataclass(slots=True)
 class ForwardBatch:
-    """Tokens of one step: decode rows first, then prompt chunks, then rows of padding.
+    """Tokens of one step: decode rows first, then prompt chunks.
 
     Attributes:
-        num_tokens: T, rows that are tokens.
-        token_ids: [rows] int32; -1 in rows of padding.
-        positions: [rows] int32.
-        slot_mapping: [rows] int64, where keys and values go; -1 in rows of padding.
+        num_tokens: T.
+        token_ids: [T] int32.
+        positions: [T] int32.
+        slot_mapping: [T] int64, where keys and values go; -1 for nowhere.
         output_rows: [S] int64, rows whose hidden state is needed; None when it is every row, in order.
         decode: the decode rows, or None.
         extend: the prompt chunks, or None.

@@ -23,10 +23,28 @@ def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def test_generate_prints_json(model_flags: list[str]) -> None:
     model, *flags = model_flags
-    flags = flags[2:]  # the tokenizer is a flag of the server: here the checkpoint's own is needed
     done = run("generate", "--model", model, *flags, "--json", "--raw", "--max-tokens", "5", "one", "two three")
-    assert done.returncode == 3, done.stderr
-    assert "tokenizer" in done.stderr
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["prompt"] for answer in answers] == ["one", "two three"]
+    assert all(1 <= len(answer["token_ids"]) <= 5 for answer in answers)
+    assert all(answer["error"] is None for answer in answers)
+
+
+def test_generate_without_a_tokenizer_says_so(model_flags: list[str]) -> None:
+    done = run("generate", "--model", model_flags[0], "x")
+    assert done.returncode == 3
+    assert "load tokenizer: expected" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_prompt_that_is_too_long_is_an_error_of_its_own(model_flags: list[str]) -> None:
+    model, *flags = model_flags
+    done = run("generate", "--model", model, *flags, "--json", "--raw", "--max-tokens", "2", "word " * 5000, "fine")
+    assert done.returncode == 1
+    long, fine = (json.loads(line) for line in done.stdout.splitlines())
+    assert "at most 4096 tokens" in long["error"]
+    assert fine["error"] is None
 
 
 def test_generate_with_the_default_model_answers() -> None:
@@ -40,10 +58,11 @@ def test_generate_with_the_default_model_answers() -> None:
     assert answers[1]["prompt"] == "Say yes."
 
 
-def test_generate_reads_standard_input_and_streams_text() -> None:
-    done = run("generate", "--raw", "--max-tokens", "4", "--num-pages", "64", input="The capital of France is")
+def test_generate_reads_standard_input_and_streams_text(model_flags: list[str]) -> None:
+    model, *flags = model_flags
+    done = run("generate", "--model", model, *flags, "--max-tokens", "4", input="The capital of France is")
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout
+    assert len(done.stdout) >= 2  # a random model may well answer with white space
 
 
 @pytest.mark.parametrize(
@@ -74,10 +93,16 @@ def test_bench_measures_a_running_server(shared_server: Any) -> None:
     assert figures["ttft_ms"]["p50"] > 0
 
 
-def test_bench_starts_a_server_of_its_own(model_flags: list[str]) -> None:
+def test_bench_starts_and_stops_a_server_of_its_own(model_flags: list[str]) -> None:
     model, *flags = model_flags
     sizes = ["--num-prompts", "2", "--concurrency", "2", "--input-len", "8", "--output-len", "4"]
-    done = run("bench", "--model", model, *flags[2:], *sizes)
+    done = run("bench", "--model", model, *flags, *sizes)
+    assert done.returncode == 0, done.stderr
+    assert "2 (0 failed)" in done.stdout
+
+
+def test_bench_reports_a_server_that_does_not_start() -> None:
+    done = run("bench", "--model", "/nonexistent/model")
     assert done.returncode == 1
     assert "before it was ready" in done.stderr
 

@@ -199,7 +199,7 @@ def test_a_port_in_use_is_said_before_the_model_is_loaded(model_flags: list[str]
         (["--dtype", "int3"], 2, "--dtype: expected one of"),
         (["--host", "nowhere.invalid"], 2, "--host: expected an address"),
         (["/nonexistent/model"], 3, "/nonexistent/model"),
-        (["--chat-template", "/nonexistent"], 3, "--chat-template"),
+        (["--chat-template", "/nonexistent"], 2, "--chat-template"),
         (["--num-pages", "1", "--block-size", "1"], 2, "--num-gpu-blocks-override"),
     ],
 )

@@ -16,6 +16,7 @@ from tokenspeed_engine.config import (
     ProcessConfig,
     SchedulingConfig,
     ServerConfig,
+    TokenizerConfig,
     add_flags,
     read_config,
 )
@@ -41,14 +42,9 @@ def test_each_flag_reaches_its_field() -> None:
     )
     config = read(*line.split(), model="m")
     assert config.server == ServerConfig(
-        host="0.0.0.0",
-        port=0,
-        served_model_names=("a", "b"),
-        api_keys=("k1",),
-        graceful_shutdown_s=2.5,
-        tokenizer="t",
-        chat_template="c",
+        host="0.0.0.0", port=0, served_model_names=("a", "b"), api_keys=("k1",), graceful_shutdown_s=2.5
     )
+    assert config.tokenizer == TokenizerConfig(tokenizer="t", chat_template="c")
     assert config.core.model == ModelConfig(
         model="m", revision="r", dtype="float32", device="cpu", max_model_len=4096, num_threads=2, seed=7
     )

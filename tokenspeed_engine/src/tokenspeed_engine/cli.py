@@ -18,7 +18,7 @@ from tokenspeed_engine._version import __version__
 from tokenspeed_engine.commands.flags import add_bench_flags, add_generate_flags
 from tokenspeed_engine.config import ConfigError, EngineConfig, add_flags, read_config
 
-_CORE_STAGES = ("model", "cache", "scheduling", "process")
+_CORE_STAGES = ("model", "tokenizer", "cache", "scheduling", "process")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,13 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tokenspeed_engine.ipc import SocketPathError
     from tokenspeed_engine.launch import EXIT_FAILED, EXIT_START_FAILED, EXIT_USAGE
     from tokenspeed_engine.supervisor import CoreFailedError
+    from tokenspeed_engine.tokenizer import TokenizerError
 
     try:
         return _run(arguments)
     except ConfigError as error:
         print(f"tokenspeed-engine {arguments.command}: {error}", file=sys.stderr)
         return EXIT_USAGE
-    except (CheckpointError, CoreFailedError, SocketPathError) as error:
+    except (CheckpointError, TokenizerError, CoreFailedError, SocketPathError) as error:
         print(f"tokenspeed-engine {arguments.command}: {error}", file=sys.stderr)
         return EXIT_START_FAILED
     except KeyboardInterrupt:

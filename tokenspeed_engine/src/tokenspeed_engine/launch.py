@@ -101,6 +101,7 @@ class Engine:
 @contextlib.asynccontextmanager
 async def open_engine(config: EngineConfig, console: Console) -> AsyncIterator[Engine]:
     """An engine that is ready, for programs without a server; ended at the exit of the block."""
+    _check_files(config)
     engine = Engine(config, console)
     await engine.start()
     try:
@@ -122,9 +123,9 @@ async def serve(config: EngineConfig, console: Console) -> int:
         the exit status: EXIT_OK after a drained stop, EXIT_GRACE_EXCEEDED when requests had to be cut off,
         EXIT_START_FAILED or EXIT_CORE_FAILED with the reason in the log.
     Raises:
-        ConfigError: the address cannot be bound.  CheckpointError: there is no default model.
+        ConfigError: the address cannot be bound, or the chat template cannot be read.  CheckpointError: there is no default model.
     """
-    _check_default_model(config)
+    _check_files(config)
     engine = Engine(config, console)
     listener = _bind(config.server)
     runner = build_runner(
@@ -220,24 +221,26 @@ def ready_lines(engine: Engine, url: str) -> list[str]:
     ]
 
 
-def _check_default_model(config: EngineConfig) -> None:
+def _check_files(config: EngineConfig) -> None:
+    """Find what is missing before anything is started."""
+    _chat_template(config)
     if not config.core.model.model:
         default_model_path()
 
 
 def _load_tokenizer(config: EngineConfig) -> Tokenizer:
-    server, model = config.server, config.core.model
-    source = server.tokenizer or model.model or str(default_model_path())
-    template = _chat_template(server.chat_template) if server.chat_template else None
+    tokenizer, model = config.tokenizer.tokenizer, config.core.model
+    source = tokenizer or model.model or str(default_model_path())
     # A revision belongs to the model's repository, not to that of another tokenizer.
-    revision = model.revision if not server.tokenizer else ""
-    return load_tokenizer(source, chat_template=template, revision=revision or None)
+    revision = model.revision if not tokenizer else ""
+    return load_tokenizer(source, chat_template=_chat_template(config), revision=revision or None)
 
 
-def _chat_template(value: str) -> str:
-    """The template itself, or what the file of that name holds."""
-    if "{" in value:
-        return value
+def _chat_template(config: EngineConfig) -> str | None:
+    """The template itself, or what the file of that name holds; None for the model's own."""
+    value = config.tokenizer.chat_template
+    if not value or "{" in value:
+        return value or None
     try:
         return Path(value).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

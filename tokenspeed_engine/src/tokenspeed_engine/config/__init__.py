@@ -8,6 +8,7 @@ from tokenspeed_engine.config.process import ProcessConfig
 from tokenspeed_engine.config.reader import add_flags, given_flags, read_config
 from tokenspeed_engine.config.scheduling import SchedulingConfig
 from tokenspeed_engine.config.server import ServerConfig
+from tokenspeed_engine.config.tokenizer import TokenizerConfig
 
 __all__ = [
     "CacheConfig",
@@ -18,6 +19,7 @@ __all__ = [
     "ProcessConfig",
     "SchedulingConfig",
     "ServerConfig",
+    "TokenizerConfig",
     "add_flags",
     "given_flags",
     "read_config",

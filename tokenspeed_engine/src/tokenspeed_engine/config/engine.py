@@ -10,6 +10,7 @@ from tokenspeed_engine.config.model import ModelConfig
 from tokenspeed_engine.config.process import ProcessConfig
 from tokenspeed_engine.config.scheduling import SchedulingConfig
 from tokenspeed_engine.config.server import ServerConfig
+from tokenspeed_engine.config.tokenizer import TokenizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,8 @@ class CoreConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The whole configuration: the core's stages and the server's."""
+    """The whole configuration: the core's stages, and those of the front end."""
 
     core: CoreConfig = field(default_factory=CoreConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     server: ServerConfig = field(default_factory=ServerConfig)

@@ -16,9 +16,11 @@ from tokenspeed_engine.config.model import ModelConfig
 from tokenspeed_engine.config.process import ProcessConfig
 from tokenspeed_engine.config.scheduling import SchedulingConfig
 from tokenspeed_engine.config.server import ServerConfig
+from tokenspeed_engine.config.tokenizer import TokenizerConfig
 
 STAGES: Mapping[str, type] = {
     "model": ModelConfig,
+    "tokenizer": TokenizerConfig,
     "cache": CacheConfig,
     "scheduling": SchedulingConfig,
     "server": ServerConfig,
@@ -55,7 +57,7 @@ def read_config(arguments: argparse.Namespace, *, model: str = "", environment: 
         scheduling=SchedulingConfig(**given["scheduling"]),
         process=ProcessConfig(**given["process"]),
     )
-    return EngineConfig(core=core, server=ServerConfig(**given["server"]))
+    return EngineConfig(core=core, tokenizer=TokenizerConfig(**given["tokenizer"]), server=ServerConfig(**given["server"]))
 
 
 def given_flags(arguments: argparse.Namespace) -> list[str]:

@@ -18,8 +18,6 @@ class ServerConfig:
         api_keys: accepted bearer keys; empty means that none is asked for.
         max_body_bytes: largest request body.
         graceful_shutdown_s: how long running requests may take to end after SIGTERM.
-        tokenizer: Hugging Face id, folder or file of another tokenizer; empty means the model's.
-        chat_template: a file with a Jinja template, or the template itself; empty means the model's.
     """
 
     host: str = option("127.0.0.1", "--host", parse=str, help="address to listen on", metavar="ADDRESS")
@@ -51,10 +49,6 @@ class ServerConfig:
         parse=parse_seconds,
         help="seconds that running requests may take to end after SIGTERM",
         metavar="SECONDS",
-    )
-    tokenizer: str = option("", "--tokenizer", parse=str, help="another tokenizer: Hugging Face id, folder or file", metavar="PATH")
-    chat_template: str = option(
-        "", "--chat-template", parse=str, help="a Jinja chat template, or a file that holds one", metavar="TEMPLATE"
     )
 
     def __post_init__(self) -> None:

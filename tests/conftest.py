@@ -15,6 +15,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Without a GPU, Triton's kernels run in its interpreter. Triton reads the variable when it is first imported, which any
+    test module may cause: it is set before one is collected."""
+    if _cuda_reason() is not None:
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
 def _cuda_reason() -> str | None:
     import torch
 

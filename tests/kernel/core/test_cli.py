@@ -1,0 +1,100 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tokenspeed_kernel.cli import main
+
+
+def test_explain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    assert main(["explain", "norm.rms_norm", "--platform", "sm_103", "--dtype", "bf16"]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0] == "norm.rms_norm on sm_103, x=bf16, weight=bf16 (pretended)"
+    assert any(line.startswith("  1. cpu_rms_norm: rejected (PERFORMANT") for line in lines)
+    assert "       built for cpu, got sm_103" in lines
+    assert any(line.startswith("  2. triton_rms_norm: chosen (PORTABLE") for line in lines)
+    assert "       never chosen unless asked for" in lines
+
+
+def test_explain_json(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    assert main(["explain", "gemm.mm", "--platform", "gfx950", "--dtype", "x=bf16", "--dtype", "weight=fp32", "--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["chosen"] is None
+    assert facts["platform"] == {"arch": "gfx950", "vendor": "amd", "features": []}
+    by_name = {one["kernel"]: one for one in facts["candidates"]}
+    assert by_name["cublas_mm"]["reasons"][0] == "built for nvidia, got gfx950"
+    assert by_name["triton_mm"]["verdict"] == "rejected"
+    assert by_name["triton_mm"]["reasons"][0].startswith("formats in {x=fp32, weight=fp32")
+    assert by_name["reference_mm"]["reasons"] == ["never chosen unless asked for"]
+
+
+def test_explain_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "embedding.embedding", "--dtype", "int64", "--dtype", "fp32"]) == 0
+    assert "token_ids=int64, weight=fp32" in capsys.readouterr().out
+
+
+def test_explain_solution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "norm.rms_norm", "--platform", "cpu", "--solution", "reference", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["chosen"] == "reference_rms_norm"
+    assert 'not asked for (solution="reference")' in facts["candidates"][0]["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain", "gemm.m"], "did you mean gemm.mm?"),
+        (["explain", "rms_norm"], "did you mean norm.rms_norm"),
+        (["explain", "gemm.mm", "--platform", "sm90"], "did you mean sm_90"),
+        (["explain", "gemm.mm", "--dtype", "fp8"], "neither an encoding nor a scale layout"),
+        (["explain", "gemm.mm", "--dtype", "y=bf16"], "unknown operand 'y'"),
+        (["explain", "gemm.mm", "--trait", "page_size=3"], "unknown trait 'page_size'\nFix: known: none."),
+        (["explain", "gemm.mm", "--trait", "page_size"], "expected NAME=VALUE, got 'page_size'"),
+        (["list", "nrom"], "unknown op 'nrom'"),
+    ],
+)
+def test_mistake_gets_an_answer_and_status_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert not captured.out
+
+
+def test_bad_environment_is_status_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TOKENSPEED_KERNEL_DISABLE", "a,,b")
+    assert main(["list"]) == 2
+    assert "expected names separated by commas" in capsys.readouterr().err
+
+
+def test_none_eligible_is_status_1_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "norm.rms_norm", "--platform", "sm_75", "--dtype", "fp32"]) == 1
+    out = capsys.readouterr().out
+    assert "built for nvidia>=sm_80, amd>=gfx90a, got sm_75" in out
+    assert 'Fix: pass solution="reference".' in out
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == ["op", "kernel", "solution", "band", "platforms", "formats", "verified"]
+    for name in ("cpu_mm", "triton_mm", "cublas_mm", "reference_mm", "cpu_embedding", "triton_silu_and_mul"):
+        assert name in out
+    assert main(["list", "gemm.mm"]) == 0
+    assert "rms_norm" not in capsys.readouterr().out
+
+
+def test_list_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "norm", "--json"]) == 0
+    kernels = json.loads(capsys.readouterr().out)["kernels"]
+    assert {one["op"] for one in kernels} == {"norm.rms_norm", "norm.fused_add_rms_norm"}
+    triton = next(one for one in kernels if one["kernel"] == "triton_rms_norm")
+    assert triton["targets"] == ["nvidia>=sm_80", "amd>=gfx90a"]
+    assert {"x": "bf16", "weight": "fp32"} in triton["formats"]
+    assert triton["verified"], "the listing says how a kernel was verified"
+    assert triton["origin"] == "tokenspeed_kernel"

@@ -1,7 +1,7 @@
 """A random life of the control plane: after every call, every page has one owner and every row reads its own tokens.
 
-Two instances get the same calls and must give the same plans, bit by bit. A fake cache of token ids stands for keys and values: each
-step writes its tokens to its slots and then reads each sequence back through the page table, as attention would.
+Two instances get the same calls and must give the same plans, bit by bit. A fake cache of token ids stands for keys and values:
+each step writes its tokens to its slots and then reads each sequence back through the page table, as attention would.
 """
 
 from __future__ import annotations

@@ -107,14 +107,23 @@ def check(server: Any, outcomes: list[Outcome], num_pages: int) -> None:
     assert server.metric("tokenspeed:engine_restarts_total") == 0
 
 
+async def burst(server: Any) -> list[Outcome]:
+    """Requests that start small and all grow at the same time, to more than the pool holds."""
+    url, body = server.url + "/v1/completions", server.body([0], 120)
+    async with httpx.AsyncClient(timeout=600) as client:
+        bodies = [body | {"prompt": [1000 + n]} for n in range(40)]
+        return list(await asyncio.gather(*(one(client, url, body, "plain", random.Random(0)) for body in bodies)))
+
+
 def test_a_thousand_requests(make_server: Any) -> None:
-    # The pool holds about half of the 64 requests, so that running ones are retracted and resumed.
-    server = make_server("--num-pages", "256", "--max-model-len", "2400", "--max-num-batched-tokens", "256").wait_ready()
+    sizes = ["--block-size", "4", "--num-pages", "800", "--max-model-len", "2400", "--max-num-batched-tokens", "256"]
+    server = make_server(*sizes).wait_ready()
+    check(server, asyncio.run(burst(server)), 800)
+    assert server.metric("tokenspeed:num_preemptions_total") > 0
     outcomes = asyncio.run(soak(server, 1000, seed=1000))
-    check(server, outcomes, 256)
+    check(server, outcomes, 800)
     assert {outcome.kind for outcome in outcomes} == {"plain", "stream", "disconnect", "cancel"}
     assert server.metric("tokenspeed:request_aborts_total") > 0
-    assert server.metric("tokenspeed:num_preemptions_total") > 0
     assert server.metric("tokenspeed:prefix_cache_hits_total") > 0
     server.terminate()
     assert server.wait_exit() == 0

@@ -18,6 +18,9 @@ from tokenspeed_kernel.ops.attention.triton.tuning import extend_config
 
 __all__ = ["mha_extend", "mha_prefill"]
 
+# Ragged keys are one page without end: a multiple of every tile.
+_NO_PAGES = 1 << 16
+
 
 @triton.jit(do_not_specialize=["num_reqs", "num_pages", "max_pages", "window", "pages_row"])
 def _extend_kernel(
@@ -161,7 +164,7 @@ def mha_prefill(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """See `tokenspeed_kernel.ops.attention.mha_prefill`."""
     return _launch(
-        q, k, v, None, cu_seqlens_q, cu_seqlens_k, 1,
+        q, k, v, None, cu_seqlens_q, cu_seqlens_k, _NO_PAGES,
         (0, k.stride(0), k.stride(1), 0, v.stride(0), v.stride(1)), max_seqlen_q, max_seqlen_k,
         softmax_scale, causal, sliding_window, logit_cap, sinks, return_lse, out,
     )  # fmt: skip
@@ -195,7 +198,8 @@ def _launch(
     # A tensor that is not used still needs an address.
     lse = torch.empty((num_tokens, num_heads), dtype=torch.float32, device=q.device) if return_lse else q
     if num_tokens > 0 and num_reqs > 0:
-        config = extend_config(q.dtype, head_dim, max_seqlen_q * group, max_seqlen_k)
+        amd = torch.version.hip is not None
+        config = extend_config(q.dtype, head_dim, max_seqlen_q * group, max_seqlen_k, page_size, amd=amd)
         tiles = num_tokens * group // config.block_m + num_reqs
         _extend_kernel[(tiles, num_kv_heads)](
             q, k, v, out, lse, q if sinks is None else sinks, q if page_table is None else page_table, cu_seqlens_q, lengths,

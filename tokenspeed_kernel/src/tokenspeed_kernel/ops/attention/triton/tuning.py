@@ -23,17 +23,24 @@ class TileConfig:
     num_stages: int
 
 
-def extend_config(dtype: torch.dtype, head_dim: int, max_rows: int, max_seqlen_k: int) -> TileConfig:
+def extend_config(
+    dtype: torch.dtype, head_dim: int, max_rows: int, max_seqlen_k: int, page_size: int, *, amd: bool = False
+) -> TileConfig:
     """Tiles for several queries a request; ``max_rows`` is the most rows (queries times group) of one request."""
     block_d = _power(head_dim, _MIN_DOT, 256)
     if dtype == torch.float32:
-        # No matrix units with IEEE products: registers hold the operands, small tiles do not spill.
-        block_m = _power(max_rows, _MIN_DOT, 64 if block_d <= 64 else 32)
-        return TileConfig(block_m, _power(max_seqlen_k, _MIN_DOT, 32), block_d, 4, 1)
-    block_m = _power(max_rows, _MIN_DOT, 128 if block_d <= 128 else 64)
-    block_n = _power(max_seqlen_k, _MIN_DOT, 64)
-    # One warp group holds 64 rows; two of them share each key tile.
-    return TileConfig(block_m, block_n, block_d, 8 if block_m >= 128 else 4, 2 if block_d > 128 else 3)
+        # No matrix units with IEEE products: registers hold whole operands, and only small tiles do not spill (sm_90).
+        if block_d <= 64:
+            return TileConfig(_power(max_rows, _MIN_DOT, 64), _power(max_seqlen_k, _MIN_DOT, 32), block_d, 8, 1)
+        return TileConfig(_MIN_DOT, _MIN_DOT, block_d, 4 if block_d <= 128 else 8, 1)
+    if block_d > 128:
+        return TileConfig(_power(max_rows, _MIN_DOT, 64), _power(max_seqlen_k, _MIN_DOT, 32), block_d, 8, 2)
+    block_m = _power(max_rows, _MIN_DOT, 128)
+    if amd and page_size % 64:
+        # An address for each key of a tile takes registers that a wave of 64 lanes does not have for 64 keys (gfx950).
+        return TileConfig(block_m, _power(max_seqlen_k, _MIN_DOT, 32), block_d, 8 if block_m >= 128 else 4, 2)
+    # On Hopper a warp group takes 64 rows; two of them share each key tile.
+    return TileConfig(block_m, _power(max_seqlen_k, _MIN_DOT, 64), block_d, 8 if block_m >= 128 else 4, 3)
 
 
 def decode_config(dtype: torch.dtype, head_dim: int, group: int, max_seqlen_k: int) -> TileConfig:
@@ -41,7 +48,9 @@ def decode_config(dtype: torch.dtype, head_dim: int, group: int, max_seqlen_k: i
     block_d = _power(head_dim, _MIN_DOT, 256)
     block_m = _power(group, _MIN_DOT, 64)
     if dtype == torch.float32:
-        return TileConfig(block_m, _power(max_seqlen_k, _MIN_DOT, 32), block_d, 4, 1)
+        if block_d > 128:
+            return TileConfig(_MIN_DOT, _MIN_DOT, block_d, 8, 1)
+        return TileConfig(_power(group, _MIN_DOT, 32), _power(max_seqlen_k, _MIN_DOT, 32), block_d, 4, 1)
     return TileConfig(block_m, _power(max_seqlen_k, _MIN_DOT, 64), block_d, 4, 3 if block_d <= 128 else 2)
 
 

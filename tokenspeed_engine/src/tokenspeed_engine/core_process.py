@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import signal
@@ -188,7 +189,25 @@ def _brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def _check_kernel_package() -> None:
+    """Another project's package on public registries has the name of ours; it must not be taken for it.
+
+    Raises:
+        LoadError: the installed tokenspeed_kernel is not this project's, or there is none.
+    """
+    try:
+        from tokenspeed_kernel import API_VERSION, current_platform  # noqa: F401 - that they exist is the check
+    except ImportError as error:
+        spec = importlib.util.find_spec("tokenspeed_kernel")
+        found = spec.origin if spec is not None else "none"
+        raise LoadError(
+            f"tokenspeed_kernel: expected the package of this project, got {found} ({error})\n"
+            "Fix: install both packages from their folders in one command: pip install ./tokenspeed_kernel ./tokenspeed_engine"
+        ) from error
+
+
 def _build(config: CoreConfig, report: ReportProgress) -> CoreParts:
+    _check_kernel_package()
     # Imported here: it brings torch, and a launch that is refused should be refused at once.
     from tokenspeed_engine.core_build import build_core
 

@@ -264,3 +264,38 @@ async def test_the_servers_own_gate(make_server: Any) -> None:
         gate.opened.set()
         assert (await first)[0] == 200
         assert (await server.post(TEXT_PATH, TEXT))[0] == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_wait_for_the_prompt_that_they_share(server: Any, stream: bool) -> None:
+    """The first computes the prompt; the others begin when it is in the prefix cache."""
+    server.says("one two three")
+    gate = Gate(server, 0)
+    prompts = ["a long prompt " * 20, "another long prompt " * 20, "short"]
+    body = {**TEXT, "prompt": prompts, "n": 3, "stream": stream}
+    response = asyncio.create_task(server.http.post(server.url + TEXT_PATH, json=body))
+    # One of each long prompt, and all three of the short one, which fills no page.
+    await server.core.wait(lambda: len(server.core.requests) == 5)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(server.core.requests) == 5
+    gate.opened.set()
+    answer = await (await response).text()
+    assert len(server.core.requests) == 9
+    assert answer.count('"finish_reason":"stop"') == 9
+
+    gate.opened.clear()
+    server.core.requests.clear()
+    scoring = {**TEXT, "prompt": prompts[0], "n": 2, "echo": True, "logprobs": 1}
+    response = asyncio.create_task(server.http.post(server.url + TEXT_PATH, json=scoring))
+    await server.core.wait(lambda: len(server.core.requests) == 2)
+    gate.opened.set()
+    assert (await response).status == 200
+
+
+async def test_a_first_choice_that_fails_starts_no_other(server: Any) -> None:
+    script = type(server.core.script(None))
+    server.core.script = lambda _: script((), fail_after=0)
+    assert (await server.post(TEXT_PATH, {**TEXT, "prompt": "a long prompt " * 20, "n": 3}))[0] == 500
+    assert len(server.core.requests) == 1
+    assert server.client.num_active == 0

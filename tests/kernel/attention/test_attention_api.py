@@ -43,7 +43,7 @@ def test_bad_operands_are_refused() -> None:
             attention.mha_extend(**{**inputs, **change})
     ragged = cases.ragged_inputs(CASE)
     for change, message in (
-        ({"k": ragged["k"][:, 0], "v": ragged["v"][:, 0]}, "num_kv_heads and head_dim"),
+        ({"k": ragged["k"][:, 0], "v": ragged["v"][:, 0]}, r"k \[num_keys, num_kv_heads, head_dim\], got \[17, 16\]"),
         ({"cu_seqlens_k": torch.tensor([0, 9, 16], dtype=torch.int32)}, "cu_seqlens_k rising from 0 to 17"),
         ({"cu_seqlens_k": ragged["cu_seqlens_k"][:2]}, r"cu_seqlens_k \[3\] int32"),
     ):

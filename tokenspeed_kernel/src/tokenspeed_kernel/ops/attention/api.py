@@ -18,17 +18,18 @@ from __future__ import annotations
 from typing import Final, Literal, overload
 
 import torch
+from torch.compiler import is_compiling
 
 from tokenspeed_kernel.dispatch import BoundOp
-from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.attention import library
-from tokenspeed_kernel.ops.attention.check import check_common, check_int32, check_paged
+from tokenspeed_kernel.ops.attention.check import check_int32, check_operands, check_options, check_paged
 from tokenspeed_kernel.ops.attention.contract import MHA_DECODE, MHA_EXTEND, MHA_PREFILL
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
 
 _PREFILL: Final = BoundOp(MHA_PREFILL)
 _EXTEND: Final = BoundOp(MHA_EXTEND)
 _DECODE: Final = BoundOp(MHA_DECODE)
+_INT32: Final = torch.int32
 
 Attended = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -113,7 +114,7 @@ def mha_prefill(
         ShapeError: shapes, dtypes, strides or options disagree.  NoKernelError: nothing qualifies.
     Source: arXiv:1706.03762, section 3.2; online softmax and tiling arXiv:2205.14135.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         result, lse = _PREFILL_LIBRARY(
             q,
             k,
@@ -132,15 +133,16 @@ def mha_prefill(
         )
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    check_common("attention.mha_prefill", q, k, v, sliding_window, causal, logit_cap, sinks, out)
-    if k.dim() != 3:
-        raise ShapeError("attention.mha_prefill", expected="k [num_keys, num_kv_heads, head_dim]", got=str(list(k.shape)))
-    num_reqs = cu_seqlens_q.shape[0] - 1
-    check_int32("attention.mha_prefill", "cu_seqlens_q", cu_seqlens_q, max(num_reqs, 0) + 1, q)
+    shape, dtype, device = q.shape, k.dtype, q.device
+    check_operands("attention.mha_prefill", q, k, v, 3)
+    if sliding_window is not None or logit_cap is not None or sinks is not None or out is not None:
+        check_options("attention.mha_prefill", q, sliding_window, causal, logit_cap, sinks, out)
+    num_reqs = max(cu_seqlens_q.numel() - 1, 0)
+    check_int32("attention.mha_prefill", "cu_seqlens_q", cu_seqlens_q, num_reqs + 1, q)
     check_int32("attention.mha_prefill", "cu_seqlens_k", cu_seqlens_k, num_reqs + 1, q)
-    dtype = k.dtype
-    traits = (q.shape[2], causal, sliding_window is not None, logit_cap is not None, sinks is not None, return_lse)
-    kernel = _PREFILL.kernel(q.device, (q.dtype, dtype, dtype), traits, solution)
+    traits = (shape[2], causal, sliding_window is not None, logit_cap is not None, sinks is not None, return_lse)
+    key = (device, q.dtype, dtype, *traits, solution)
+    kernel = _PREFILL.table.get(key) or _PREFILL.bind(key, device, (q.dtype, dtype, dtype), traits, solution)
     attended: Attended = kernel(
         q,
         k,
@@ -251,7 +253,7 @@ def mha_extend(
         ShapeError: shapes, dtypes, strides or options disagree.  NoKernelError: nothing qualifies.
     Source: arXiv:1706.03762, section 3.2; paging arXiv:2309.06180; grouped queries arXiv:2305.13245.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         result, lse = _EXTEND_LIBRARY(
             q,
             k_cache,
@@ -271,20 +273,38 @@ def mha_extend(
         )
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    check_common("attention.mha_extend", q, k_cache, v_cache, sliding_window, causal, logit_cap, sinks, out)
-    check_paged("attention.mha_extend", q, k_cache, page_table, seq_lens, max_seqlen_k, plan, cu_seqlens_q)
-    check_int32("attention.mha_extend", "cu_seqlens_q", cu_seqlens_q, seq_lens.shape[0] + 1, q)
-    dtype = k_cache.dtype
-    traits = (
-        q.shape[2],
-        k_cache.shape[1],
-        causal,
-        sliding_window is not None,
-        logit_cap is not None,
-        sinks is not None,
-        return_lse,
-    )
-    kernel = _EXTEND.kernel(q.device, (q.dtype, dtype, dtype), traits, solution)
+    shape, cache_shape, dtype, cache_dtype, device = q.shape, k_cache.shape, q.dtype, k_cache.dtype, q.device
+    if (
+        len(shape) != 3
+        or len(cache_shape) != 4
+        or v_cache.shape != cache_shape
+        or cache_shape[3] != shape[2]
+        or not cache_shape[2]
+        or shape[1] % cache_shape[2]
+        or v_cache.dtype != cache_dtype
+        or q.stride()[2] != 1
+        or k_cache.stride()[3] != 1
+        or v_cache.stride()[3] != 1
+        or k_cache.device != device
+        or v_cache.device != device
+    ):
+        check_operands("attention.mha_extend", q, k_cache, v_cache, 4)
+    if sliding_window is not None or logit_cap is not None or sinks is not None or out is not None:
+        check_options("attention.mha_extend", q, sliding_window, causal, logit_cap, sinks, out)
+    page_size = cache_shape[1]
+    if (
+        plan is None
+        or plan.cu_seqlens_q is not cu_seqlens_q
+        or not plan.is_of(page_table, seq_lens, page_size, max_seqlen_k, device)
+    ):
+        check_paged("attention.mha_extend", q, page_size, page_table, seq_lens, max_seqlen_k, plan, cu_seqlens_q)
+        check_int32("attention.mha_extend", "cu_seqlens_q", cu_seqlens_q, seq_lens.shape[0] + 1, q)
+    window, cap, sink = sliding_window is not None, logit_cap is not None, sinks is not None
+    key = (device, dtype, cache_dtype, shape[2], page_size, causal, window, cap, sink, return_lse, solution)
+    kernel = _EXTEND.table.get(key)
+    if kernel is None:
+        traits = (shape[2], page_size, causal, window, cap, sink, return_lse)
+        kernel = _EXTEND.bind(key, device, (dtype, cache_dtype, cache_dtype), traits, solution)
     attended: Attended = kernel(
         q,
         k_cache,
@@ -383,7 +403,7 @@ def mha_decode(
         ShapeError: shapes, dtypes, strides or options disagree.  NoKernelError: nothing qualifies.
     Source: arXiv:1706.03762, section 3.2; paging arXiv:2309.06180; split keys arXiv:2311.01282.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         result, lse = _DECODE_LIBRARY(
             q,
             k_cache,
@@ -400,12 +420,46 @@ def mha_decode(
         )
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    check_common("attention.mha_decode", q, k_cache, v_cache, sliding_window, True, logit_cap, sinks, out)
-    check_paged("attention.mha_decode", q, k_cache, page_table, seq_lens, max_seqlen_k, plan)
-    check_int32("attention.mha_decode", "seq_lens", seq_lens, q.shape[0], q)
-    dtype = k_cache.dtype
-    traits = (q.shape[2], k_cache.shape[1], sliding_window is not None, logit_cap is not None, sinks is not None, return_lse)
-    kernel = _DECODE.kernel(q.device, (q.dtype, dtype, dtype), traits, solution)
+    shape, cache_shape, dtype, cache_dtype, device = q.shape, k_cache.shape, q.dtype, k_cache.dtype, q.device
+    if (
+        len(shape) != 3
+        or len(cache_shape) != 4
+        or v_cache.shape != cache_shape
+        or cache_shape[3] != shape[2]
+        or not cache_shape[2]
+        or shape[1] % cache_shape[2]
+        or v_cache.dtype != cache_dtype
+        or q.stride()[2] != 1
+        or k_cache.stride()[3] != 1
+        or v_cache.stride()[3] != 1
+        or k_cache.device != device
+        or v_cache.device != device
+    ):
+        check_operands("attention.mha_decode", q, k_cache, v_cache, 4)
+    if sliding_window is not None or logit_cap is not None or sinks is not None or out is not None:
+        check_options("attention.mha_decode", q, sliding_window, True, logit_cap, sinks, out)
+    page_size = cache_shape[1]
+    if plan is None or not plan.is_of(page_table, seq_lens, page_size, max_seqlen_k, device) or plan.num_reqs != shape[0]:
+        table_shape = page_table.shape
+        if (
+            plan is not None
+            or len(table_shape) != 2
+            or seq_lens.shape != (shape[0],)
+            or table_shape[0] != shape[0]
+            or table_shape[1] * page_size < max_seqlen_k
+            or page_table.dtype != _INT32
+            or seq_lens.dtype != _INT32
+            or page_table.device != device
+            or seq_lens.device != device
+        ):
+            check_paged("attention.mha_decode", q, page_size, page_table, seq_lens, max_seqlen_k, plan)
+            check_int32("attention.mha_decode", "seq_lens", seq_lens, shape[0], q)
+    window, cap, sink = sliding_window is not None, logit_cap is not None, sinks is not None
+    key = (device, dtype, cache_dtype, shape[2], page_size, window, cap, sink, return_lse, solution)
+    kernel = _DECODE.table.get(key)
+    if kernel is None:
+        traits = (shape[2], page_size, window, cap, sink, return_lse)
+        kernel = _DECODE.bind(key, device, (dtype, cache_dtype, cache_dtype), traits, solution)
     attended: Attended = kernel(
         q,
         k_cache,

@@ -28,10 +28,15 @@ class AttentionPlan:
         page_size: tokens in a page.
         max_seqlen_q: at least every request's number of queries.
         max_seqlen_k: at least every entry of ``seq_lens``.
+        num_reqs: number of requests.
         max_keys: tokens that a row of the page table has room for.
+        device: where the page table lies.
     """
 
-    __slots__ = ("_prepared", "cu_seqlens_q", "max_keys", "max_seqlen_k", "max_seqlen_q", "page_size", "page_table", "seq_lens")
+    __slots__ = (
+        *("_prepared", "cu_seqlens_q", "device", "max_keys", "max_seqlen_k", "max_seqlen_q", "num_reqs", "page_size"),
+        *("page_table", "seq_lens"),
+    )
 
     def __init__(
         self,
@@ -48,7 +53,9 @@ class AttentionPlan:
         self.page_size = page_size
         self.max_seqlen_q = max_seqlen_q
         self.max_seqlen_k = max_seqlen_k
+        self.num_reqs = page_table.shape[0]
         self.max_keys = page_table.shape[1] * page_size
+        self.device = page_table.device
         self._prepared: dict[Hashable, Any] = {}
 
     def prepared(self, key: Hashable, build: Callable[[], _Prepared]) -> _Prepared:
@@ -58,10 +65,25 @@ class AttentionPlan:
             found = self._prepared[key] = build()
         return found
 
+    def is_of(
+        self, page_table: torch.Tensor, seq_lens: torch.Tensor, page_size: int, max_seqlen_k: int, device: torch.device
+    ) -> bool:
+        """Whether the plan was made from these very objects, which need no further check then."""
+        return (
+            page_table is self.page_table
+            and seq_lens is self.seq_lens
+            and page_size == self.page_size
+            and max_seqlen_k <= self.max_keys
+            and device == self.device
+        )
+
     def describes(
         self, page_table: torch.Tensor, seq_lens: torch.Tensor, page_size: int, cu_seqlens_q: torch.Tensor | None
     ) -> bool:
-        """Whether the plan was made from these very tensors; without ``cu_seqlens_q`` the call has one query a request."""
+        """Whether the plan was made from these tensors, maybe as other views.
+
+        Without ``cu_seqlens_q`` the call has one query a request.
+        """
         return (
             page_size == self.page_size
             and _same(page_table, self.page_table)

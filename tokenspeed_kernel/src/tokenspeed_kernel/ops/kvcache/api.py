@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NoReturn
 
 import torch
+from torch.compiler import is_compiling
 
 from tokenspeed_kernel.dispatch import BoundOp, register_library_op
 from tokenspeed_kernel.errors import ShapeError
@@ -37,10 +38,10 @@ def write_kv(
         ShapeError: shapes, dtypes or strides disagree.  NoKernelError: nothing qualifies.
     Source: paged attention, arXiv:2309.06180, section 4.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         _LIBRARY_OP(k, v, k_cache, v_cache, slot_mapping, solution)
         return
-    k_shape, cache_shape = k.shape, k_cache.shape
+    k_shape, cache_shape, device = k.shape, k_cache.shape, k.device
     if (
         len(k_shape) != 3
         or v.shape != k_shape
@@ -49,17 +50,20 @@ def write_kv(
         or cache_shape[2] != k_shape[1]
         or cache_shape[3] != k_shape[2]
         or slot_mapping.shape != (k_shape[0],)
-        or slot_mapping.dtype != torch.int64
-        or v.dtype != k.dtype
-        or v_cache.dtype != k_cache.dtype
-        or k.stride(2) != 1
-        or v.stride(2) != 1
-        or k_cache.stride(3) != 1
-        or v_cache.stride(3) != 1
+        or k.stride()[2] != 1
+        or v.stride()[2] != 1
+        or k_cache.stride()[3] != 1
+        or v_cache.stride()[3] != 1
     ):
         _refuse(k, v, k_cache, v_cache, slot_mapping)
     dtypes = (k.dtype, v.dtype, k_cache.dtype, v_cache.dtype)
-    _WRITE_KV.kernel(k.device, dtypes, (k_shape[2], cache_shape[1]), solution)(k, v, k_cache, v_cache, slot_mapping)
+    key = (device, dtypes, slot_mapping.dtype, k_shape[2], cache_shape[1], solution)
+    kernel = _WRITE_KV.table.get(key)
+    if kernel is None:
+        if slot_mapping.dtype != torch.int64 or dtypes[0] != dtypes[1] or dtypes[2] != dtypes[3]:
+            _refuse(k, v, k_cache, v_cache, slot_mapping)
+        kernel = _WRITE_KV.bind(key, device, dtypes, (k_shape[2], cache_shape[1]), solution)
+    kernel(k, v, k_cache, v_cache, slot_mapping)
 
 
 def _refuse(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor) -> NoReturn:

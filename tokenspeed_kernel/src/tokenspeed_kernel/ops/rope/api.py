@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NoReturn
 
 import torch
+from torch.compiler import is_compiling
 
 from tokenspeed_kernel.dispatch import BoundOp, register_library_op
 from tokenspeed_kernel.errors import ShapeError
@@ -45,33 +46,37 @@ def apply_rope(
         ShapeError: shapes, dtypes or strides disagree.  NoKernelError: nothing qualifies.
     Source: RoFormer, arXiv:2104.09864, section 3.4.2.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         rotated_q, rotated_k = _LIBRARY_OP(q, k, positions, cos_sin_cache, interleaved, solution)
         return (
             rotated_q if q_out is None else q_out.copy_(rotated_q),
             rotated_k if k_out is None else k_out.copy_(rotated_k),
         )
-    q_shape, k_shape, cache_shape = q.shape, k.shape, cos_sin_cache.shape
+    q_shape, k_shape, table_shape, dtype, device = q.shape, k.shape, cos_sin_cache.shape, q.dtype, q.device
     if (
         len(q_shape) != 3
         or len(k_shape) != 3
         or k_shape[0] != q_shape[0]
         or k_shape[2] != q_shape[2]
         or positions.shape != (q_shape[0],)
-        or len(cache_shape) != 2
-        or cache_shape[1] > q_shape[2]
-        or cache_shape[1] % 2
-        or k.dtype != q.dtype
-        or (positions.dtype != torch.int64 and positions.dtype != torch.int32)
+        or len(table_shape) != 2
+        or table_shape[1] > q_shape[2]
         or not cos_sin_cache.is_contiguous()
-        or q.stride(2) != 1
-        or k.stride(2) != 1
-        or (q_out is not None and (q_out.shape != q_shape or q_out.dtype != q.dtype or q_out.stride(2) != 1))
-        or (k_out is not None and (k_out.shape != k_shape or k_out.dtype != k.dtype or k_out.stride(2) != 1))
+        or q.stride()[2] != 1
+        or k.stride()[2] != 1
     ):
         _refuse(q, k, positions, cos_sin_cache, q_out, k_out)
-    traits = (q_shape[2], cache_shape[1], interleaved)
-    kernel = _APPLY_ROPE.kernel(q.device, (q.dtype, k.dtype, cos_sin_cache.dtype), traits, solution)
+    if (q_out is not None and q_out is not q) or (k_out is not None and k_out is not k):
+        for like, out in ((q, q_out), (k, k_out)):
+            if out is not None and (out.shape != like.shape or out.dtype != dtype or out.stride()[2] != 1):
+                _refuse(q, k, positions, cos_sin_cache, q_out, k_out)
+    key = (device, dtype, k.dtype, positions.dtype, cos_sin_cache.dtype, q_shape[2], table_shape[1], interleaved, solution)
+    kernel = _APPLY_ROPE.table.get(key)
+    if kernel is None:
+        if k.dtype != dtype or positions.dtype not in (torch.int32, torch.int64) or table_shape[1] % 2:
+            _refuse(q, k, positions, cos_sin_cache, q_out, k_out)
+        traits = (q_shape[2], table_shape[1], interleaved)
+        kernel = _APPLY_ROPE.bind(key, device, (dtype, k.dtype, cos_sin_cache.dtype), traits, solution)
     rotated: tuple[torch.Tensor, torch.Tensor] = kernel(
         q, k, positions, cos_sin_cache, interleaved=interleaved, q_out=q_out, k_out=k_out
     )

@@ -18,6 +18,9 @@ SPECS = (
         formats=FORMATS,
         requires=("triton",),
         graph_safe=True,
-        verified=(Verified(VerifiedBy.INTERPRETER, "x86-64"),),
+        verified=(
+            Verified(VerifiedBy.INTERPRETER, "x86-64"),
+            Verified(VerifiedBy.COMPILED, "sm_80, sm_90, sm_100, sm_120, gfx942, gfx950"),
+        ),
     ),
 )

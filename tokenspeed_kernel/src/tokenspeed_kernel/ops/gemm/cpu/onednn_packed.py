@@ -7,6 +7,7 @@ M=16, 2.18 at M=64; here 0.26, 0.37 and 1.12. [M, 576] x [49152, 576]: 9.8, 17.4
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -14,7 +15,8 @@ from tokenspeed_kernel.ops.gemm.packed import PackedWeight
 
 __all__ = ["pack_weight"]
 
-_MATMUL = torch.backends.mkldnn.matmul
+_mkldnn: Any = torch.backends.mkldnn
+_MATMUL = _mkldnn.matmul  # holds the process's setting for float32 products
 _reorder = torch.ops.mkldnn._reorder_linear_weight
 _linear = torch.ops.mkldnn._linear_pointwise
 # The order that oneDNN wants for so many rows serves fewer and more rows as well; the one for a single row serves only that.

@@ -84,7 +84,7 @@ def mm(
     # Rows of an output that have no common stride are written through a contiguous copy.
     direct = out.dim() == 2 or out.is_contiguous()
     target = out.view(-1, out_features) if out.is_contiguous() else out if direct else out.new_empty((num_rows, out_features))
-    tiles = _choose_tiles(num_rows, x.dtype)
+    tiles = _choose_tiles(num_rows, x.dtype, amd=torch.version.hip is not None)
     grid = (triton.cdiv(num_rows, tiles.rows) * triton.cdiv(out_features, tiles.features),)
     _mm_kernel[grid](
         rows, weight, weight if bias is None else bias, target, num_rows, out_features, in_features,
@@ -95,14 +95,17 @@ def mm(
     return out if direct else out.copy_(target.view(shape))
 
 
-def _choose_tiles(num_rows: int, dtype: torch.dtype) -> _Tiles:
+def _choose_tiles(num_rows: int, dtype: torch.dtype, *, amd: bool) -> _Tiles:
     """Few rows: narrow tiles, so that a weight of 4096 features still gives a tile to each of ~128 processors, with a deep
     loop body to keep enough loads in flight. Many rows: square tiles, as large as registers allow."""
     if dtype is torch.float32:
         # IEEE products use the ordinary units: the accumulator, not the operands, limits the tile.
-        return _Tiles(16, 32, 64, 4, 3) if num_rows <= 16 else _Tiles(64, 64, 32, 4, 3)
-    if num_rows <= 16:
-        return _Tiles(16, 32, 128, 4, 4)
-    if num_rows <= 64:
-        return _Tiles(64, 64, 64, 4, 4)
-    return _Tiles(128, 128, 64, 8, 3)
+        tiles = _Tiles(16, 32, 64, 4, 3) if num_rows <= 16 else _Tiles(64, 64, 32, 4, 3)
+    elif num_rows <= 16:
+        tiles = _Tiles(16, 32, 128, 4, 4)
+    elif num_rows <= 64:
+        tiles = _Tiles(64, 64, 64, 4, 4)
+    else:
+        tiles = _Tiles(128, 128, 64, 8, 3)
+    # CDNA 2 and 3 have 64 KiB of shared memory a block, into which more stages of the large tiles do not fit.
+    return tiles._replace(num_stages=2) if amd else tiles

@@ -18,6 +18,9 @@ SPECS = (
         formats=mm_formats(mixed_bias=True),
         requires=("triton",),
         graph_safe=True,
-        verified=(Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32: the interpreter multiplies bf16 wrongly"),),
+        verified=(
+            Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32 only"),
+            Verified(VerifiedBy.COMPILED, "sm_80, sm_90, sm_100, sm_120, gfx942, gfx950"),
+        ),
     ),
 )

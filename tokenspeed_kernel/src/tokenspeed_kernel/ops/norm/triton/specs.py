@@ -18,7 +18,10 @@ SPECS = tuple(
         formats=FLOAT_FORMATS[contract.name],
         requires=("triton",),
         graph_safe=True,
-        verified=(Verified(VerifiedBy.INTERPRETER, "x86-64"),),
+        verified=(
+            Verified(VerifiedBy.INTERPRETER, "x86-64"),
+            Verified(VerifiedBy.COMPILED, "sm_80, sm_90, sm_100, sm_120, gfx942, gfx950"),
+        ),
     )
     for contract, function in ((RMS_NORM, "rms_norm"), (FUSED_ADD_RMS_NORM, "fused_add_rms_norm"))
 )

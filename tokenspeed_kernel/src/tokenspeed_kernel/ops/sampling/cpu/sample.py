@@ -91,15 +91,15 @@ def _small(
 ) -> tuple[Tensor, Tensor | None]:
     """Rows with a small top_k: only the candidates are looked at."""
     candidates, ids = order.leading(values, int(top_k.max()))
-    distance = weights.distances(candidates, top, temperature)
+    log_ratio = weights.log_ratios(candidates, top, temperature)
     permutation = order.by_order(candidates)
-    masses = weights.integer_weights(distance).gather(1, permutation)
+    masses = weights.integer_weights(log_ratio).gather(1, permutation)
     masses.masked_fill_(torch.arange(masses.shape[1]) >= top_k[:, None], 0)
     running = masses.cumsum(1)
     target = weights.mass_target(running[:, -1], top_p)
     masses.masked_fill_(running - masses >= target[:, None], 0)
     masses = torch.empty_like(masses).scatter_(1, permutation, masses)
-    weights.drop_below_min_p(masses, distance, min_p)
+    weights.drop_below_min_p(masses, log_ratio, min_p)
     return masses, ids
 
 
@@ -107,14 +107,14 @@ def _whole(
     values: Tensor, top: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Rows of which every token may be drawn, and rows with a large top_k."""
-    distance = weights.distances(values, top, temperature)
-    masses = weights.integer_weights(distance)
+    log_ratio = weights.log_ratios(values, top, temperature)
+    masses = weights.integer_weights(log_ratio)
     limited = (top_k > 0) & (top_k < values.shape[1])
     if bool(limited.any()):
         target = torch.where(limited, top_k.to(torch.int64), torch.iinfo(torch.int64).max)
-        weights.drop_after_prefix(values, distance, masses, target, by_count=True)
+        weights.drop_after_prefix(values, log_ratio, masses, target, by_count=True)
     if bool((top_p < 1).any()):
-        weights.drop_after_prefix(values, distance, masses, weights.mass_target(masses.sum(-1), top_p), by_count=False)
+        weights.drop_after_prefix(values, log_ratio, masses, weights.mass_target(masses.sum(-1), top_p), by_count=False)
     if bool((min_p > 0).any()):
-        weights.drop_below_min_p(masses, distance, min_p)
+        weights.drop_below_min_p(masses, log_ratio, min_p)
     return masses, None

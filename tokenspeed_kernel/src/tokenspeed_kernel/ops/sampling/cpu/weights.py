@@ -17,14 +17,14 @@ _SUM_BLOCK = 128
 _INFINITY = float("inf")
 
 
-def distances(values: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
-    """(max - logit) / temperature, in nats; never negative, infinite for a logit of -inf."""
-    return (top[:, None] - values).mul_(temperature.reciprocal()[:, None])
+def log_ratios(values: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
+    """(logit - max) / temperature, in nats; never positive, -inf for a logit of -inf."""
+    return (values - top[:, None]).mul_(temperature.reciprocal()[:, None])
 
 
-def integer_weights(distance: Tensor) -> Tensor:
-    """exp(-distance) in units of 1 / SCALE, int64."""
-    return distance.neg().exp_().mul_(SCALE).to(torch.int64)
+def integer_weights(log_ratio: Tensor) -> Tensor:
+    """exp(log_ratio) in units of 1 / SCALE, int64."""
+    return log_ratio.exp().mul_(SCALE).to(torch.int64)
 
 
 def mass_target(total: Tensor, top_p: Tensor) -> Tensor:
@@ -33,26 +33,26 @@ def mass_target(total: Tensor, top_p: Tensor) -> Tensor:
     return torch.where(top_p < 1, target, torch.iinfo(torch.int64).max)
 
 
-def drop_below_min_p(weights: Tensor, distance: Tensor, min_p: Tensor) -> None:
+def drop_below_min_p(weights: Tensor, log_ratio: Tensor, min_p: Tensor) -> None:
     """Set to zero, in place, the weight of tokens less likely than `min_p` times the most likely one."""
-    limit = min_p.clamp(min=0).log().neg_()  # min_p 0: infinite; 1: zero, which the most likely token alone meets
-    weights.masked_fill_(distance > limit[:, None], 0)
+    limit = min_p.clamp(min=0).log()  # min_p 0: -inf; 1: zero, which only tokens equal to the most likely one meet
+    weights.masked_fill_(log_ratio < limit[:, None], 0)
 
 
-def drop_after_prefix(values: Tensor, distance: Tensor, weights: Tensor, target: Tensor, *, by_count: bool) -> None:
+def drop_after_prefix(values: Tensor, log_ratio: Tensor, weights: Tensor, target: Tensor, *, by_count: bool) -> None:
     """Set to zero, in place, the weight of every token after the shortest prefix of the total order that reaches `target`.
 
-    A histogram over the distance finds the bin in which the target is reached; only the tokens in that bin are sorted.
+    A histogram over the log-ratio finds the bin in which the target is reached; only the tokens in that bin are sorted.
 
     Args:
         values: [R, V] logits.
-        distance: [R, V] from `distances`.
+        log_ratio: [R, V] from `log_ratios`.
         weights: [R, V] int64; changed.
         target: [R] int64; a row whose total stays below it is left alone.
         by_count: measure a prefix by the number of its tokens that have a weight; else by their mass.
     """
     measure = (weights > 0).to(torch.int64) if by_count else weights
-    bins = (distance * _BINS_PER_NAT).clamp_(max=_NUM_BINS - 1).to(torch.int64)
+    bins = (log_ratio * -_BINS_PER_NAT).clamp_(max=_NUM_BINS - 1).to(torch.int64)
     cumulative = torch.zeros(len(values), _NUM_BINS, dtype=torch.int64).scatter_add_(1, bins, measure).cumsum_(1)
     found = torch.searchsorted(cumulative, target[:, None])[:, 0]
     before = cumulative.gather(1, (found - 1).clamp_(min=0)[:, None])[:, 0].masked_fill_(found == 0, 0)

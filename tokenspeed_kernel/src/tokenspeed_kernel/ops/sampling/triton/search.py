@@ -75,30 +75,37 @@ def prefix_end(
 
     The measure is the number of tokens with a weight, or their mass. Those from the key `lowest` on must reach the target.
     """
-    low = lowest.to(tl.int64)  # the tokens from here on reach the target
-    high = ordered_key(top).to(tl.int64) + 1  # those from here on do not
+    low = lowest  # the tokens from here on reach the target
+    high = ordered_key(top) + 1  # those from here on do not
     above = target * 0  # measure of the tokens from `high` on
     steps = tl.arange(0, _PIVOTS) + 1
     by_value = 1
-    while high - low > 1:
+    while high.to(tl.int64) - low.to(tl.int64) > 1:
         # Even steps in value suit logits of one sign and size; even steps in key space end the search whatever they are.
-        even_keys = low + (high - low) * steps // (_PIVOTS + 1)
-        low_value = value_of_key(low.to(tl.int32))
-        high_value = value_of_key(high.to(tl.int32))
-        even_values = low_value + (high_value - low_value) * (steps.to(tl.float32) / (_PIVOTS + 1))
-        pivots = tl.where(by_value != 0, ordered_key(even_values).to(tl.int64), even_keys)
-        pivots = tl.minimum(tl.maximum(pivots, low + 1), high - 1)
+        wide_low = low.to(tl.int64)
+        wide_high = high.to(tl.int64)
+        low_value = value_of_key(low)
+        even_values = low_value + (value_of_key(high) - low_value) * (steps.to(tl.float32) / (_PIVOTS + 1))
+        even_keys = wide_low + (wide_high - wide_low) * steps // (_PIVOTS + 1)
+        wide = tl.where(by_value != 0, ordered_key(even_values).to(tl.int64), even_keys)
+        pivots = tl.minimum(tl.maximum(wide, wide_low + 1), wide_high - 1).to(tl.int32)
         by_value = 1 - by_value
         measured = tl.zeros([_PIVOTS], dtype=tl.int64)
+        # The end is the key of a token: the interval shrinks to those that are in it, and is done when only one key is.
+        first = tl.full([BLOCK], 0x7FFFFFFF, dtype=tl.int32)
+        last = tl.full([BLOCK], -0x80000000, dtype=tl.int32)
         for start in range(0, vocab_size, BLOCK):
             _, x = load_row_block(logits_ptr, start, vocab_size, column_stride, BLOCK)
+            key = ordered_key(x)
+            inside = (key >= low) & (key < high)
+            first = tl.minimum(first, tl.where(inside, key, 0x7FFFFFFF))
+            last = tl.maximum(last, tl.where(inside, key, -0x80000000))
             weight = integer_weight(x, top, inverse_temperature)
             if BY_COUNT:
                 weight = (weight > 0).to(tl.int64)
-            reached = ordered_key(x).to(tl.int64)[:, None] >= pivots[None, :]
-            measured += tl.sum(tl.where(reached, weight[:, None], 0), axis=0)
+            measured += tl.sum(tl.where(key[:, None] >= pivots[None, :], weight[:, None], 0), axis=0)
         enough = measured >= target
-        low = tl.maximum(low, tl.max(tl.where(enough, pivots, low), axis=0))
-        high = tl.minimum(high, tl.min(tl.where(enough, high, pivots), axis=0))
+        low = tl.maximum(tl.maximum(low, tl.min(first, axis=0)), tl.max(tl.where(enough, pivots, low), axis=0))
+        high = tl.minimum(tl.minimum(high, tl.max(last, axis=0) + 1), tl.min(tl.where(enough, high, pivots), axis=0))
         above = tl.maximum(above, tl.max(tl.where(enough, above, measured), axis=0))
-    return low.to(tl.int32), above
+    return low, above

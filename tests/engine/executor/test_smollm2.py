@@ -99,7 +99,7 @@ def test_the_capital_of_france() -> None:
         {"one_by_one": True},
         {"twice": True, "prefill_chunk_size": 16},
         {"page_size": 1, "prefill_chunk_size": 7, "enable_prefix_caching": False},
-        {"page_size": 4, "num_pages": 46, "max_model_len": 160, "pipeline_depth": 2},
+        {"page_size": 4, "num_pages": 48, "max_model_len": 160, "pipeline_depth": 2},
     ],
     ids=["batch 1", "cached, chunk 16", "page 1, chunk 7", "retracted"],
 )

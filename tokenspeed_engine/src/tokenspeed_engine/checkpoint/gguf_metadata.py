@@ -22,6 +22,9 @@ SUPPORTED_VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_ARRAY_DEPTH = 4
 MAX_KEY_BYTES = 65_535
+# A byte of the file can become an object of 8 bytes and more: a bound keeps a hostile array from taking all memory. Known
+# vocabularies are 60 times smaller.
+MAX_ARRAY_LENGTH = 2**24
 
 _STRING = 8
 _ARRAY = 9
@@ -159,6 +162,8 @@ class _Reader:
     def _array(self, key: str, depth: int) -> list[Any]:
         kind = self._u32(f"element type of {key!r}")
         count = self._u64(f"length of {key!r}")
+        if count > MAX_ARRAY_LENGTH:
+            raise self._fault(f"length of {key!r} is {count}, expected at most {MAX_ARRAY_LENGTH}")
         code = _SCALARS.get(kind)
         if code is not None:
             width = struct.calcsize("<" + code)

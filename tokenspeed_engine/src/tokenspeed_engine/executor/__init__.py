@@ -5,12 +5,10 @@ from tokenspeed_engine.executor.executor import ModelExecutor, StepResult
 from tokenspeed_engine.executor.loading import LoadedModel, load_model
 from tokenspeed_engine.executor.memory import OutOfMemoryError
 from tokenspeed_engine.executor.offline import OfflineEngine, OfflineOutput
-from tokenspeed_engine.executor.plan import ExecutionPlan
 from tokenspeed_engine.executor.runner import ModelRunner
 
 __all__ = [
     "DeviceError",
-    "ExecutionPlan",
     "LoadedModel",
     "ModelExecutor",
     "ModelRunner",

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokenspeed_engine.executor.plan import ExecutionPlan
 from tokenspeed_engine.kvcache import DevicePageTable, tensor_view
 from tokenspeed_engine.layers import DecodeRows, ExtendRows, ForwardBatch
+from tokenspeed_engine.scheduler import Plan
 
 UNKNOWN_TOKEN = -1
 """Stands in a plan for a token that an uncommitted step sampled."""
@@ -34,7 +34,7 @@ class BatchBuilder:
         self._is_cpu = device.type == "cpu"
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
 
-    def build(self, plan: ExecutionPlan, table: DevicePageTable, extra_rows: NDArray[np.int64] | None = None) -> ForwardBatch:
+    def build(self, plan: Plan, table: DevicePageTable, extra_rows: NDArray[np.int64] | None = None) -> ForwardBatch:
         """Make the batch.
 
         Args:
@@ -58,7 +58,7 @@ class BatchBuilder:
             extend=self._extend_rows(plan, table) if num_decodes < plan.num_requests else None,
         )
 
-    def remember(self, plan: ExecutionPlan, sampled: Tensor) -> None:
+    def remember(self, plan: Plan, sampled: Tensor) -> None:
         """Keep the sampled tokens by slot, for plans that are made before they are committed.
 
         Args:
@@ -68,26 +68,28 @@ class BatchBuilder:
         slots = self._tensor(plan.slots[plan.sample_rows].astype(np.int64))
         self._last_tokens.index_copy_(0, slots, sampled)
 
-    def _token_ids(self, plan: ExecutionPlan) -> Tensor:
-        given = self._tensor(plan.token_ids)
-        if plan.num_tokens == 0 or plan.token_ids.min() >= 0:
+    def _token_ids(self, plan: Plan) -> Tensor:
+        host = plan.token_ids
+        given = self._tensor(host)
+        if host.min() >= 0:
             return given
         slots = self._tensor(np.repeat(plan.slots, plan.query_lens).astype(np.int64))
-        is_known = self._tensor(plan.token_ids != UNKNOWN_TOKEN)
+        is_known = self._tensor(host != UNKNOWN_TOKEN)
         return torch.where(is_known, given, self._last_tokens.index_select(0, slots))
 
-    def _decode_rows(self, plan: ExecutionPlan, table: DevicePageTable) -> DecodeRows:
+    def _decode_rows(self, plan: Plan, table: DevicePageTable) -> DecodeRows:
         end = plan.num_decodes
-        longest = int(plan.seq_lens[:end].max())
+        seq_lens = plan.seq_lens[:end]
+        longest = int(seq_lens.max())
         return DecodeRows(
             end,
             self._pages(table, plan.slots[:end], longest),
-            self._tensor(plan.seq_lens[:end]),
+            self._tensor(seq_lens),
             longest,
             self._page_size,
         )
 
-    def _extend_rows(self, plan: ExecutionPlan, table: DevicePageTable) -> ExtendRows:
+    def _extend_rows(self, plan: Plan, table: DevicePageTable) -> ExtendRows:
         start, end = plan.num_decodes, plan.num_requests
         longest = int(plan.seq_lens[start:end].max())
         starts = plan.cu_query_lens[start : end + 1]

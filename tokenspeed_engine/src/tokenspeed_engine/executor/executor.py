@@ -15,12 +15,12 @@ from tokenspeed_engine.executor.batch import BatchBuilder
 from tokenspeed_engine.executor.devices import resolve_device, resolve_dtype
 from tokenspeed_engine.executor.loading import load_model
 from tokenspeed_engine.executor.memory import memory_guard
-from tokenspeed_engine.executor.plan import ExecutionPlan
 from tokenspeed_engine.executor.prompt_logprobs import PromptLogprobs
 from tokenspeed_engine.executor.runner import ModelRunner
 from tokenspeed_engine.kvcache import DevicePageTable, KVLayout, KVPool, num_pages_for
 from tokenspeed_engine.parallel import Mesh
 from tokenspeed_engine.sampling import Sampler
+from tokenspeed_engine.scheduler import Plan
 from tokenspeed_engine.types import SamplingParams, TokenLogprobs
 from tokenspeed_engine.weights import LoadProgress
 
@@ -112,9 +112,7 @@ class ModelExecutor:
                 pool = KVPool(layout, self.num_pages, self.device)
             self._held = {"weights": loaded.size_bytes, "kv cache": size}
             self._runner = ModelRunner(loaded.model, pool, self.device)
-            # A step must have room for one token of each sequence.
-            budget = scheduling.max_num_batched_tokens or self._default_budget()
-            self.max_num_batched_tokens = max(budget, scheduling.max_num_seqs)
+            self.max_num_batched_tokens = scheduling.max_num_batched_tokens or self._default_budget()
         self._batches = BatchBuilder(scheduling.max_num_seqs, cache.page_size, self.device)
         self._sampler = Sampler(self.vocab_size, self.device, eos_token_ids=self.eos_token_ids)
         self._prompt_logprobs = PromptLogprobs()
@@ -137,7 +135,7 @@ class ModelExecutor:
         self._prompt_logprobs.remove(request_id)
 
     @torch.inference_mode()
-    def execute(self, plan: ExecutionPlan, page_table: NDArray[np.int32]) -> StepResult:
+    def execute(self, plan: Plan, page_table: NDArray[np.int32]) -> StepResult:
         """Run a plan's forward pass, and sample.
 
         Args:
@@ -153,7 +151,7 @@ class ModelExecutor:
         ):
             return self._execute(plan, page_table)
 
-    def _execute(self, plan: ExecutionPlan, page_table: NDArray[np.int32]) -> StepResult:
+    def _execute(self, plan: Plan, page_table: NDArray[np.int32]) -> StepResult:
         table = self._page_table(page_table)
         table.update(plan.page_updates)
         scored = self._prompt_logprobs.rows_of(plan)

@@ -11,8 +11,7 @@ import numpy as np
 
 from tokenspeed_engine.config import CacheConfig, ModelConfig, SchedulingConfig
 from tokenspeed_engine.executor.executor import ModelExecutor, StepResult
-from tokenspeed_engine.executor.plan import ExecutionPlan
-from tokenspeed_engine.scheduler import Scheduler, SchedulerConfig, SubmitStatus
+from tokenspeed_engine.scheduler import Plan, Scheduler, SchedulerConfig, SubmitStatus
 from tokenspeed_engine.types import FinishReason, SamplingParams, TokenLogprobs
 from tokenspeed_engine.weights import LoadProgress
 
@@ -61,19 +60,22 @@ class OfflineEngine:
             raise TypeError(f"OfflineEngine: unknown option(s) {', '.join(sorted(unknown))}")
         model_config, cache, self._scheduling = stages
         self.executor = ModelExecutor(model_config, cache, self._scheduling, progress=progress)
+        budget = self.executor.max_num_batched_tokens
+        is_measured = self._scheduling.max_num_batched_tokens is None
         self.scheduler = Scheduler(
             SchedulerConfig(
                 num_pages=self.executor.num_pages,
                 page_size=self.executor.page_size,
                 max_num_seqs=self._scheduling.max_num_seqs,
-                max_num_batched_tokens=self.executor.max_num_batched_tokens,
+                # A measured budget bounds a prompt's chunk; the step must still hold one token of each running sequence.
+                max_num_batched_tokens=max(budget, self._scheduling.max_num_seqs),
                 max_model_len=self.executor.max_model_len,
-                chunk_size=self._scheduling.prefill_chunk_size,
+                chunk_size=self._scheduling.prefill_chunk_size or (budget if is_measured else 0),
                 enable_prefix_cache=cache.enable_prefix_caching,
             )
         )
         self._outputs: dict[int, OfflineOutput] = {}
-        self._in_flight: deque[tuple[ExecutionPlan, StepResult]] = deque()
+        self._in_flight: deque[tuple[Plan, StepResult]] = deque()
         self._next_id = 1
 
     def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> OfflineOutput:
@@ -118,7 +120,7 @@ class OfflineEngine:
         Returns:
             Whether anything ran or was committed.
         """
-        plan: ExecutionPlan = self.scheduler.plan()
+        plan = self.scheduler.plan()
         if plan.num_requests:
             self._in_flight.append((plan, self.executor.execute(plan, self.scheduler.page_table)))
         did_something = bool(self._in_flight)
@@ -150,7 +152,7 @@ class OfflineEngine:
                 raise RuntimeError(f"generate: nothing can run although work is left: {self.scheduler.stats()}")
         return outputs
 
-    def _commit(self, plan: ExecutionPlan, result: StepResult) -> None:
+    def _commit(self, plan: Plan, result: StepResult) -> None:
         for request_id, entries in result.prompt_logprobs.items():
             if request_id in self._outputs:
                 self._outputs[request_id].prompt_logprobs += entries

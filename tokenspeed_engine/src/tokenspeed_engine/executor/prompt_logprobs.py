@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokenspeed_engine.executor.plan import ExecutionPlan
 from tokenspeed_engine.sampling import prompt_logprobs
+from tokenspeed_engine.scheduler import Plan
 from tokenspeed_engine.types import TokenLogprobs
 
 # Logits of one block of rows: 64 x 150,000 x 4 bytes = 38 MB at the most, where a whole chunk of 4,096 rows would be 2.4 GB.
@@ -51,7 +51,7 @@ class PromptLogprobs:
         """Forget a request; one that never asked is fine."""
         self._wanted.pop(request_id, None)
 
-    def rows_of(self, plan: ExecutionPlan) -> PromptRows | None:
+    def rows_of(self, plan: Plan) -> PromptRows | None:
         """The rows of a plan that predict a prompt token which was not reported yet; None when there are none."""
         if not self._wanted:
             return None

@@ -250,3 +250,17 @@ def test_output_that_is_never_text_costs_no_more_than_text(smollm: Tokenizer, ki
     text, _, _, deltas = stream(tokenizer, [[token_id] for token_id in ids], SamplingParams())
     assert text == whole(smollm, ids, skip=True)
     assert max(map(len, deltas)) < 10
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_hidden_tokens_leave_no_trace(name: str) -> None:
+    tokenizer = _small([*WORDS, *BYTE_TOKENS], DECODERS[name])
+    the, cat, hidden = (tokenizer.token_id(token) for token in ("▁the", "▁cat", "[SEP]"))
+    assert the is not None
+    assert cat is not None
+    assert hidden is not None
+    run_of_bytes = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "é".encode()]
+    first, second = (token_id for token_id in run_of_bytes if token_id is not None)
+    for ids in ([the, *[hidden] * 600, cat], [the, first, hidden, second, cat]):
+        expected = tokenizer.decode([token_id for token_id in ids if token_id != hidden])
+        assert stream(tokenizer, [[token_id] for token_id in ids], SamplingParams())[0] == expected

@@ -99,8 +99,10 @@ def test_is_gguf(tmp_path: Path, smollm_path: Path) -> None:
         (file_with(pair("k", 8, struct.pack("<Q", 2**40) + b"x")), "'?k"),
         (file_with(pair("k", 99, b"\0" * 8)), "got 99"),
         (file_with(pair("k", 9, struct.pack("<IQ", 99, 1) + b"\0" * 8)), "element type"),
-        (file_with(pair("k", 9, struct.pack("<IQ", 4, 2**61))), "length of 'k' is"),
-        (file_with(pair("k", 9, struct.pack("<IQ", 8, 2**61))), "length of 'k' is"),
+        (file_with(pair("k", 9, struct.pack("<IQ", 4, 2**61))), "expected at most"),
+        (file_with(pair("k", 9, struct.pack("<IQ", 0, 2**24 + 1) + bytes(2**24 + 1))), "expected at most 16777216"),
+        (file_with(pair("k", 9, struct.pack("<IQ", 4, 2**20))), "length of 'k' is"),
+        (file_with(pair("k", 9, struct.pack("<IQ", 8, 2**20))), "length of 'k' is"),
         (file_with(pair("k", 9, struct.pack("<IQQ", 8, 1, 2**50))), "bytes are left"),
         (file_with(pair("k", 8, struct.pack("<Q", 2) + b"\xff\xfe")), "expected UTF-8"),
         (file_with(pair("k", 9, struct.pack("<IQQ", 8, 1, 1) + b"\xff")), "expected UTF-8"),
@@ -108,6 +110,7 @@ def test_is_gguf(tmp_path: Path, smollm_path: Path) -> None:
         (file_with(pair("general.alignment", 4, struct.pack("<I", 33))), "power of two"),
         (file_with(pair("general.alignment", 8, struct.pack("<Q", 0))), "power of two"),
     ],
+    ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
 )
 def test_a_corrupt_file_says_what_is_wrong(tmp_path: Path, raw: bytes, message: str) -> None:
     with pytest.raises(GgufError, match=message) as caught:

@@ -78,7 +78,7 @@ def test_sentencepiece_ids_are_those_of_llama_cpp(golden: Golden, tmp_path: Path
 def test_text_comes_back(tokenizer: Tokenizer, smollm: Tokenizer) -> None:
     for name, text in TEXTS.items():
         # SmolLM2 has no token for some bytes: these are lost in every tokenizer of it.
-        if tokenizer is smollm and name in {"controls", "private_and_rare"}:
+        if tokenizer is smollm and name in {"controls", "private_and_rare", "missing_bytes"}:
             continue
         assert tokenizer.decode(_encode(tokenizer, text), skip_special_tokens=False) == text, name
 

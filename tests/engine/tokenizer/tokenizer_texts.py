@@ -32,6 +32,7 @@ TEXTS = {
     "symbols": "∑∫√∞≠≤≥ ←→↑↓ €£¥₿ ©®™ ½¾ ♠♣♥♦ 𝒜𝔅ℂ",
     "private_and_rare": "\ue000\U000f0000\U0010fffd\ufffd 𠀀𪜶 𐍈 𓀀",
     "controls": "a\x00b\x01c\x04d\x06\x13\x14\x16\x1d\x1be\x7ff",
+    "missing_bytes": "!\x04! .\x06. -\x13- =\x14= *\U000f0000* (\x16) #\x1d#",
     "specials": "<|im_start|>user\nhi<|im_end|>\n<|endoftext|> <repo_name>x <|im_start |>",
     "long_word": "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft" * 3,
     "repeated": "a" * 100 + " " * 100 + "ab" * 50 + "\n" * 50,

@@ -16,6 +16,7 @@ import torch
 
 from perf.harness import Benchmark, Context, Row
 from tokenspeed_kernel import dispatch
+from tokenspeed_kernel.ops.attention import plan
 
 GOAL_US = 2.0
 """What was promised: less than this over a direct call."""
@@ -42,6 +43,8 @@ def _cases() -> Iterator[tuple[str, str, tuple[Any, ...], dict[str, Any]]]:
     yield "kvcache.write_kv", "", (k, k, cache, cache.clone(), ids), {}
     pages, lengths = torch.zeros(4, 4, dtype=torch.int32), torch.full((4,), 9, dtype=torch.int32)
     yield "attention.mha_decode", "", (q, cache, cache, pages, lengths), {"max_seqlen_k": 9}
+    made = plan(pages, lengths, page_size=16, max_seqlen_k=9)
+    yield "attention.mha_decode", "plan", (q, cache, cache, pages, lengths), {"max_seqlen_k": 9, "plan": made}
 
 
 def _with_empty_kernel(public: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:

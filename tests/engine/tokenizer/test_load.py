@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,17 @@ def test_a_folder_without_tokenizer_json_is_converted(tmp_path: Path, qwen: Toke
     assert tokenizer.decode(ids) == "Hello world, this is text."
     assert tokenizer.vocab_size == 1001
     assert tokenizer.pieces is not None
+
+
+def test_conversion_without_transformers_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vocab.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(TokenizerError, match="Fix: pip install transformers"):
+        load_tokenizer(tmp_path)
+
+
+def test_files_that_cannot_be_converted(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs transformers")
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"cannot convert its files.*Fix: add a tokenizer\.json"):
+        load_tokenizer(tmp_path)

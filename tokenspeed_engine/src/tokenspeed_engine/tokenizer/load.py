@@ -118,15 +118,20 @@ def _read_backend(path: Path) -> BackendTokenizer:
 
 
 def _converted(folder: Path) -> BackendTokenizer:
-    # Only folders without a tokenizer.json pay for this import.
-    from transformers import AutoTokenizer
-
+    try:
+        # Only folders without a tokenizer.json pay for this import, and only they need the package.
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise TokenizerError(
+            f"load tokenizer: {folder} has no tokenizer.json, and transformers, which could convert its files, is not "
+            "installed. Fix: pip install transformers, or add a tokenizer.json."
+        ) from error
     try:
         slow = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError, AttributeError) as error:
         raise TokenizerError(
-            f"load tokenizer: {folder} has no tokenizer.json, and transformers cannot convert its files: {error}. "
-            "Fix: add a tokenizer.json."
+            f"load tokenizer: {folder} has no tokenizer.json, and transformers cannot convert its files: "
+            f"{' '.join(str(error).split())} Fix: add a tokenizer.json."
         ) from error
     backend = getattr(slow, "backend_tokenizer", None)
     if not isinstance(backend, BackendTokenizer):

@@ -37,6 +37,7 @@ def test_unknown_architecture(names: list[str] | None) -> None:
         ({"hidden_act": "gelu"}, r"'hidden_act': expected 'silu' or 'swish', got 'gelu'"),
         ({"quantization_config": {"quant_method": "fp8"}}, r"'quantization_config'.*fp8"),
         ({"pretraining_tp": 2}, r"'pretraining_tp'"),
+        ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, r"'attention_bias': expected False, got True"),
         ({"num_key_value_heads": 3}, r"'num_key_value_heads': expected a divisor of num_attention_heads \(4\), got 3"),
         ({"hidden_size": None}, r"'hidden_size': expected a positive integer, got None"),
         ({"hidden_size": 18}, r"'num_attention_heads'.*where head_dim is not given"),

@@ -101,6 +101,8 @@ def build(config: Mapping[str, Any], architecture: str) -> LlamaForCausalLM:
     reader = ConfigReader(config, architecture)
     num_layers = reader.count("num_hidden_layers")
     if architecture == "MistralForCausalLM":
+        reader.only("attention_bias", False)
+        reader.only("mlp_bias", False)
         reader.only("layer_types", ["sliding_attention"] * num_layers, ["full_attention"] * num_layers)
         window = None if config.get("sliding_window", 4096) is None else reader.count("sliding_window", 4096)
         return LlamaForCausalLM(read_dense(config, architecture, sliding_windows=(window,) * num_layers))

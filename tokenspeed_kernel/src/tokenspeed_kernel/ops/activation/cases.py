@@ -17,13 +17,14 @@ _Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
 
 def _inputs(*shape: int, layout: str = "contiguous", scale: float = 1.0) -> _Build:
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-        if layout == "transposed":
-            x = torch.randn(*shape[:-2], shape[-1], shape[-2], generator=generator).transpose(-1, -2)
-        elif layout == "sliced":
-            x = torch.randn(*shape[:-1], 2 * shape[-1] + 1, generator=generator)[..., 1::2]
-        else:
-            x = torch.randn(*shape, generator=generator)
-        return {"gate_up": (x * scale).to(device, dtype)}
+        def tensor(*size: int) -> torch.Tensor:
+            return (torch.randn(*size, generator=generator) * scale).to(device, dtype)
+
+        if layout == "transposed":  # the last dimension has the large stride
+            return {"gate_up": tensor(*shape[:-2], shape[-1], shape[-2]).transpose(-1, -2)}
+        if layout == "sliced":  # rows and columns with gaps
+            return {"gate_up": tensor(*shape[:-1], 2 * shape[-1] + 1)[..., 1::2]}
+        return {"gate_up": tensor(*shape)}
 
     return build
 

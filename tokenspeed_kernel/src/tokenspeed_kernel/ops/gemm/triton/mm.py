@@ -44,6 +44,9 @@ def _mm_kernel(
     feature_mask = features[None, :] < out_features
     x_ptrs = x_ptr + rows[:, None] * x_row + depth[None, :] * x_col
     weight_ptrs = weight_ptr + features[None, :] * weight_row + depth[:, None] * weight_col
+    # Also a step can pass 2**31 elements, where the last dimension has the large stride.
+    x_step = tl.full([1, 1], DEPTH, dtype=tl.int64) * x_col
+    weight_step = tl.full([1, 1], DEPTH, dtype=tl.int64) * weight_col
     total = tl.zeros([ROWS, FEATURES], dtype=tl.float32)
     for start in range(0, in_features, DEPTH):
         if WHOLE_DEPTH:
@@ -55,8 +58,8 @@ def _mm_kernel(
             weight = tl.load(weight_ptrs, mask=feature_mask & (depth[:, None] < left), other=0.0)
         # Triton's default for float32 is tf32, which keeps 10 bits of the mantissa.
         total = tl.dot(x, weight, total, input_precision="ieee")
-        x_ptrs += DEPTH * x_col
-        weight_ptrs += DEPTH * weight_col
+        x_ptrs += x_step
+        weight_ptrs += weight_step
     if HAS_BIAS:
         bias = tl.load(bias_ptr + features * bias_step, mask=features < out_features, other=0.0)
         total += bias.to(tl.float32)[None, :]

@@ -32,8 +32,8 @@ def _peer(op: str) -> Callable[..., torch.Tensor]:
         "activation.silu_and_mul": lambda gate_up: (
             functional.silu(gate_up[..., : gate_up.shape[-1] // 2]) * gate_up[..., gate_up.shape[-1] // 2 :]
         ),
-        "embedding.embedding": functional.embedding,
-        "gemm.mm": functional.linear,
+        "embedding.embedding": lambda token_ids, weight: functional.embedding(input=token_ids, weight=weight),
+        "gemm.mm": lambda x, weight, bias: functional.linear(input=x, weight=weight, bias=bias),
     }
     return functions[op]
 

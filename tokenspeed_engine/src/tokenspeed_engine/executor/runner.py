@@ -54,16 +54,19 @@ class ModelRunner:
             if num_tokens > max_tokens:
                 break
             batch = self._probe(num_tokens)
-            self.hidden(batch)  # allocations and code generation belong to no step
-            start = time.perf_counter()
-            self.logits(self.hidden(batch))
-            elapsed_s = time.perf_counter() - start
+            # The first run also allocates and generates code; the better of two, since the host may be busy with something else.
+            elapsed_s = min(self._timed(batch) for _ in range(2))
             if elapsed_s > _TARGET_STEP_S:
                 break
             best = num_tokens
             if 2 * elapsed_s > 1.5 * _TARGET_STEP_S:
                 break  # the next candidate would take far too long: do not spend the start-up on it
         return best
+
+    def _timed(self, batch: ForwardBatch) -> float:
+        start = time.perf_counter()
+        self.logits(self.hidden(batch))
+        return time.perf_counter() - start
 
     def _probe(self, num_tokens: int) -> ForwardBatch:
         page_size = self._kv.layout.page_size

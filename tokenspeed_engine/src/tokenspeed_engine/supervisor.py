@@ -171,7 +171,8 @@ class CoreSupervisor:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
-        self._release()
+        if self._directory is not None:
+            self._directory.close()
 
     def _release(self) -> None:
         if self._link is not None:

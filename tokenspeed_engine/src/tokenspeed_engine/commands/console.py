@@ -28,9 +28,9 @@ class TerminalConsole:
         """Show a line."""
         if self._quiet:
             return
-        self._end_line()
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        end_of_bar = "\n" if self._line_open else ""
+        self._line_open = False
+        self._write(f"{end_of_bar}{text}\n")
 
     def progress(self, progress: LoadProgress) -> None:
         """Show how far the core's start is; not every report is shown."""
@@ -38,8 +38,7 @@ class TerminalConsole:
             return
         text = _describe(progress)
         if self._is_terminal and progress.total:
-            self._stream.write(f"\r\x1b[K{text}")
-            self._stream.flush()
+            self._write(f"\r\x1b[K{text}")
             self._line_open = True
             return
         is_news = progress.stage != self._stage or (progress.total and progress.done >= progress.total)
@@ -48,10 +47,12 @@ class TerminalConsole:
             self._stage, self._shown_s = progress.stage, now_s
             self.say(text)
 
-    def _end_line(self) -> None:
-        if self._line_open:
-            self._stream.write("\n")
-            self._line_open = False
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self._quiet = True  # nobody reads any more; that is no reason to stop serving
 
 
 def _describe(progress: LoadProgress) -> str:

@@ -136,7 +136,11 @@ class FrontendLink:
                 frames = self._socket.recv_multipart(flags=zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_frames(frames)
+            try:
+                self._on_frames(frames)
+            except Exception:
+                # A handler that fails must not keep the messages behind this one from being read.
+                logger.exception("ipc.receive: a message of the engine core could not be handled; dropped")
         self._schedule_turn()
 
     def _on_frames(self, frames: list[Any]) -> None:

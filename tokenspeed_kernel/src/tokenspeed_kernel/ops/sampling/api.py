@@ -31,6 +31,7 @@ def argmax(logits: Tensor, *, out: Tensor | None = None, solution: str | None = 
         [R] int32; -1 (`INVALID_TOKEN`) for a row that holds a NaN or whose maximum is infinite, either sign.
     Raises:
         ShapeError: shapes, dtypes or devices disagree.  NoKernelError: nothing qualifies.
+    Source: definition; the ties follow numpy.argmax, the refusal of NaN is this project's.
     """
     if torch.compiler.is_compiling():
         return library.into(out, library.argmax(logits, solution))
@@ -119,6 +120,7 @@ def sampling_probs(
         [R, V] fp32: 1 at the token of a greedy row; all NaN where `sample` gives -1.
     Raises:
         ShapeError: shapes, dtypes or devices disagree.  NoKernelError: nothing qualifies.
+    Source: as `sample`.
     """
     if torch.compiler.is_compiling():
         return library.into(out, library.sampling_probs(logits, temperature, top_k, top_p, min_p, solution))
@@ -256,6 +258,7 @@ def apply_logit_bias(
         out, or a new tensor of that shape and dtype.
     Raises:
         ShapeError: shapes, dtypes or devices disagree.  NoKernelError: nothing qualifies.
+    Source: logit_bias of the OpenAI API reference.
     """
     if torch.compiler.is_compiling():
         return library.into(out, library.apply_logit_bias(logits, row_offsets, token_ids, bias, solution))
@@ -290,6 +293,7 @@ def log_probs(
         or whose maximum is infinite has NaN, rank 0 and ids -1 throughout.
     Raises:
         ShapeError: shapes, dtypes or devices disagree, or top_n is out of range.  NoKernelError: nothing qualifies.
+    Source: definition of log-softmax; what is reported follows logprobs of the OpenAI API reference.
     """
     if torch.compiler.is_compiling():
         found = library.log_probs(logits, token_ids, top_n, solution)

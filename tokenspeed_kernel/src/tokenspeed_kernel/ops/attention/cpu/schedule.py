@@ -24,6 +24,8 @@ _PADDING_PER_GROUP = 512
 _KEY_ROWS_PER_GROUP = 32768
 _TILE_LOGITS = 320 * 1024
 _TILE_QUERIES = (16, 128)
+WIDE_QUERIES = 128
+"""Queries in a tile of the fused attention: enough to share a key tile, few enough to skip most of what causality hides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,17 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One request with several queries."""
+    """One request with several queries.
+
+    Attributes:
+        keys: where its keys lie.
+        tiles: for products that materialise a tile's logits.
+        wide_tiles: for PyTorch's fused attention, which does not; empty where a mask of the usual form does not fit.
+    """
 
     keys: Keys
     tiles: tuple[Tile, ...]
+    wide_tiles: tuple[Tile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +105,8 @@ class Schedule:
     """All work of one call over ``num_rows`` query rows. ``dead`` are the rows, int64, that see no key at all."""
 
     num_rows: int
+    causal: bool
+    window: int | None
     groups: tuple[RowGroup, ...]
     chunks: tuple[Chunk, ...]
     dead: torch.Tensor | None
@@ -144,7 +155,7 @@ def paged_schedule(
             if chunk is not None:
                 chunks.append(chunk)
     groups = _row_groups(table, starts, lengths, page_size, shape, single, dead)
-    return Schedule(starts[-1], tuple(groups), tuple(chunks), _int64(dead) if dead else None)
+    return Schedule(starts[-1], shape.causal, shape.window, tuple(groups), tuple(chunks), _int64(dead) if dead else None)
 
 
 def ragged_schedule(starts_q: list[int], starts_k: list[int], shape: Shape) -> Schedule:
@@ -160,9 +171,8 @@ def ragged_schedule(starts_q: list[int], starts_k: list[int], shape: Shape) -> S
         alive, position = _first_alive(first, last, length, shape.causal, dead)
         if alive < last:
             keys = Keys(length, start=starts_k[request])
-            tiles = _tiles(alive, last, position, 0, length, shape)
-            chunks.append(Chunk(keys, tiles))
-    return Schedule(starts_q[-1], (), tuple(chunks), _int64(dead) if dead else None)
+            chunks.append(_chunk(keys, alive, last, position, 0, length, shape))
+    return Schedule(starts_q[-1], shape.causal, shape.window, (), tuple(chunks), _int64(dead) if dead else None)
 
 
 def _first_alive(first: int, last: int, length: int, causal: bool, dead: list[int]) -> tuple[int, int]:
@@ -187,11 +197,21 @@ def _paged_chunk(
             keys = Keys(count, start=int(used[0]) * page_size + skip)
         else:
             keys = Keys(count, index=torch.from_numpy(used), by_page=True, skip=skip)
-        return Chunk(keys, _tiles(alive, last, position, lowest, length, shape))
+        return _chunk(keys, alive, last, position, lowest, length, shape)
     slots = (used[:, None] * page_size + np.arange(page_size)).reshape(-1)[skip : skip + count]
     kept = np.flatnonzero(np.repeat(valid, page_size)[skip : skip + count])
     tiles = _tiles_of_positions(alive, last, position, kept + lowest, length, shape, dead)
     return Chunk(Keys(len(kept), index=torch.from_numpy(slots[kept])), tiles) if tiles else None
+
+
+def _chunk(keys: Keys, first: int, last: int, position: int, lowest: int, length: int, shape: Shape) -> Chunk:
+    wide = []
+    for start in range(first, last, WIDE_QUERIES):
+        stop = min(last, start + WIDE_QUERIES)
+        begin, end = position + start - first, position + stop - first
+        low = lowest if shape.window is None else max(lowest, begin - shape.window + 1)
+        wide.append(Tile(start, stop, low - lowest, (end if shape.causal else length) - lowest, ()))
+    return Chunk(keys, _tiles(first, last, position, lowest, length, shape), tuple(wide))
 
 
 def _tile_queries(num_keys: int, num_heads: int) -> int:

@@ -131,3 +131,23 @@ def test_large_negative_logits_and_window() -> None:
     out, lse = attention.mha_decode(**inputs, return_lse=True, solution="triton")
     assert float(out[0, 0, 0]) == pytest.approx(11 / 4096, rel=1e-4)
     assert float(lse[0, 0]) == pytest.approx(math.log(4096), rel=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["mha_decode", "mha_extend"])
+def test_captured_in_a_cuda_graph(op: str) -> None:
+    batch = cases.Batch("graph", (1, 1, 1) if op == "mha_decode" else (1, 40, 7), (900, 70, 33), 32, 8, 128, 16)
+    make = cases.decode_inputs if op == "mha_decode" else cases.paged_inputs
+    inputs = make(batch, dtype=torch.bfloat16, device="cuda")
+    out = torch.full_like(inputs["q"], math.nan)
+    function = getattr(attention, op)
+    function(**inputs, out=out, solution="triton")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function(**inputs, out=out, solution="triton")
+    inputs["q"].copy_(torch.randn_like(inputs["q"]))
+    inputs["seq_lens"].copy_(torch.tensor([800, 60, 20], dtype=torch.int32))
+    out.fill_(math.nan)
+    graph.replay()
+    expected = function(**inputs, solution="reference")
+    torch.testing.assert_close(out, expected, atol=1e-2, rtol=1.6e-2)

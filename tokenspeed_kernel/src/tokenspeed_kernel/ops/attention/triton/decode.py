@@ -133,7 +133,7 @@ def mha_decode(
     config = decode_config(q.dtype, head_dim, group, max_seqlen_k)
     blocks = num_kv_heads * triton.cdiv(group, config.block_m)
     longest = max_seqlen_k if sliding_window is None else min(max_seqlen_k, sliding_window)
-    splits = num_splits(num_reqs * blocks, longest, config.block_n, _num_processors(q.device))
+    splits = num_splits(num_reqs * blocks, longest, config, _num_processors(q.device))
     unused = q if sinks is None else sinks
     if splits == 1:
         first_out, first_lse, out_split, lse_strides = out, lse, 0, (num_heads, 1)
@@ -149,8 +149,8 @@ def mha_decode(
         out_split, lse_strides = head_dim, (num_heads * splits, splits)
     _decode_kernel[(num_reqs, blocks, splits)](
         q, k_cache, v_cache, first_out, first_lse, unused, page_table, seq_lens,
-        num_pages, page_table.shape[1], head_dim**-0.5 if softmax_scale is None else softmax_scale, logit_cap or 0.0,
-        sliding_window or 0, splits, q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
+        num_pages, page_table.shape[1], float(head_dim**-0.5 if softmax_scale is None else softmax_scale),
+        float(logit_cap or 0), sliding_window or 0, splits, q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
         first_out.stride(0), first_out.stride(1), out_split, *lse_strides, page_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_D=config.block_d, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
         PAGE_SIZE=page_size, WINDOW=sliding_window is not None, CAP=logit_cap is not None,

@@ -204,7 +204,7 @@ def _launch(
         _extend_kernel[(tiles, num_kv_heads)](
             q, k, v, out, lse, q if sinks is None else sinks, q if page_table is None else page_table, cu_seqlens_q, lengths,
             num_reqs, 0 if page_table is None else k.shape[0], 0 if page_table is None else page_table.shape[1],
-            head_dim**-0.5 if softmax_scale is None else softmax_scale, logit_cap or 0.0, sliding_window or 0,
+            float(head_dim**-0.5 if softmax_scale is None else softmax_scale), float(logit_cap or 0), sliding_window or 0,
             q.stride(0), q.stride(1), *strides, out.stride(0), out.stride(1), num_heads,
             0 if page_table is None else page_table.stride(0),
             GROUP=group, HEAD_DIM=head_dim, BLOCK_D=config.block_d, BLOCK_M=config.block_m, BLOCK_N=config.block_n,

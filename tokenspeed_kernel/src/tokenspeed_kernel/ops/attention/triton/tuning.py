@@ -10,6 +10,8 @@ __all__ = ["TileConfig", "decode_config", "extend_config", "num_splits"]
 
 _MIN_DOT = 16
 """Least rows, columns and depth of a matrix product in Triton."""
+_MERGED_ELEMENTS = 16384
+"""Elements of all parts of one row: 128 registers in each of 128 threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,15 @@ def decode_config(dtype: torch.dtype, head_dim: int, group: int, max_seqlen_k: i
     return TileConfig(block_m, _power(max_seqlen_k, _MIN_DOT, 64), block_d, 4, 3 if block_d <= 128 else 2)
 
 
-def num_splits(programs: int, max_seqlen_k: int, block_n: int, num_processors: int) -> int:
+def num_splits(programs: int, max_seqlen_k: int, config: TileConfig, num_processors: int) -> int:
     """Parts into which each request's keys are split so that few requests still occupy the device.
 
-    Two programs a processor keep its memory pipes busy; a part of fewer than four key tiles costs more to merge than it saves.
+    Two programs a processor keep its memory pipes busy; a part of fewer than four key tiles costs more to merge than it saves. All
+    parts of a row are merged in registers, which bounds them.
     """
     wanted = max(1, 2 * num_processors // max(1, programs))
-    most = max(1, -(-max_seqlen_k // (4 * block_n)))
-    return min(wanted, most, 128)
+    most = max(1, -(-max_seqlen_k // (4 * config.block_n)))
+    return min(wanted, most, 128, _MERGED_ELEMENTS // config.block_d)
 
 
 def _power(value: int, low: int, high: int) -> int:

@@ -254,6 +254,22 @@ def test_equal_prompts_at_the_same_time_end_on_the_same_pages() -> None:
     assert outputs[0] == outputs[1] == outputs[2] == expected_output(prompt(12), 2)
 
 
+def test_a_plan_sets_each_entry_of_the_page_table_once() -> None:
+    """Devices apply updates in any order. Here the row of an aborted request, just redirected, goes to another one."""
+    scheduler = make(page_size=4)
+    for i in (1, 2):
+        scheduler.submit(i, prompt(12), 4, NO_STOP)
+    plan = scheduler.plan()
+    scheduler.commit(plan.step, np.zeros(2, dtype=np.int32))  # the second request's pages are replaced by the first one's
+    assert scheduler.abort(2) == AbortStatus.OK
+    scheduler.submit(3, prompt(12, seed=3), 4, NO_STOP)
+    plan = scheduler.plan()
+    updates = {(slot, index): page for slot, index, page in plan.page_updates.tolist()}
+    assert len(updates) == len(plan.page_updates)
+    assert plan.request_ids.tolist() == [1, 3]
+    assert [updates[int(plan.slots[1]), index] for index in range(3)] == scheduler.page_table[plan.slots[1]][:3].tolist()
+
+
 def test_no_page_is_shared_before_its_step_is_committed() -> None:
     scheduler = make(page_size=4, max_in_flight_steps=2)
     scheduler.submit(1, prompt(12), 2, NO_STOP)
@@ -348,6 +364,49 @@ def test_the_head_of_the_queue_is_not_overtaken() -> None:
         plan = device.step()
         order += [i for i in (plan.request_ids.tolist() if plan else []) if i not in order]
     assert order == [1, 2, 3]
+
+
+def scheduled(plan: Plan) -> list[int]:
+    return plan.request_ids.tolist() if plan else []
+
+
+def test_admission_leaves_a_page_for_each_running_decode() -> None:
+    scheduler = make(num_pages=8, page_size=4, max_model_len=32)
+    device = Device(scheduler)
+    scheduler.submit(1, prompt(4, seed=1), 9, NO_STOP)
+    device.step()
+    device.step()  # two pages now, six are free
+    scheduler.submit(2, prompt(23, seed=2), 2, NO_STOP)  # needs six
+    assert scheduled(device.step()) == [1]
+    device.finish()
+    assert scheduler.stats().num_retractions == 0
+
+
+@pytest.mark.parametrize(("length", "fits"), [(7, True), (11, False)])
+def test_admission_counts_on_no_page_that_was_promised(length: int, fits: bool) -> None:
+    scheduler = make(num_pages=8, page_size=4, chunk_size=4, max_model_len=32)
+    device = Device(scheduler)
+    scheduler.submit(1, prompt(23, seed=1), 2, NO_STOP)  # needs six pages, takes one in its first step
+    scheduler.submit(2, prompt(length, seed=2), 2, NO_STOP)
+    assert scheduled(device.step()) == ([1, 2] if fits else [1])
+    device.finish()
+    assert scheduler.stats().num_retractions == 0
+
+
+def test_admission_counts_cached_pages_that_it_would_lock() -> None:
+    scheduler = make(num_pages=8, page_size=4, max_model_len=32)
+    device = Device(scheduler)
+    scheduler.submit(1, prompt(16, seed=1), 1, NO_STOP)
+    device.finish()  # four cached pages that nobody uses
+    scheduler.submit(2, prompt(8, seed=2), 6, NO_STOP)
+    device.step()
+    device.step()  # three pages
+    turn = np.concatenate([prompt(16, seed=1), prompt(8, seed=3)])
+    scheduler.submit(3, turn, 4, NO_STOP)  # seven pages: four are cached, one is free
+    while 2 not in device.reasons:
+        assert 3 not in scheduled(device.step())
+    assert device.finish()[3] == expected_output(turn, 4)
+    assert scheduler.stats().num_retractions == 0
 
 
 def test_a_stream_of_short_requests_does_not_starve_a_long_one() -> None:

@@ -23,12 +23,10 @@ std::shared_ptr<const StepBuffers> Scheduler::plan() {
   if (tree_) tree_->tick();
   const std::shared_ptr<StepBuffers>& out = ring_[static_cast<std::size_t>(next_step_) % ring_.size()];
   out->clear();
-  retracted_in_plan_ = false;
-  stalled_in_plan_ = false;
   plan_decodes(*out);
   plan_prefills(*out);
-  // Whoever was just retracted would be the first to be admitted: pages are short, so wait for the next step.
-  if (!retracted_in_plan_ && !stalled_in_plan_) plan_admissions(*out);
+  // Whoever was retracted just now is the first of the queue and needs more than it gave: it is not admitted again here.
+  plan_admissions(*out);
   if (out->num_requests == 0) {
     // The oldest request can always run unless a step in flight holds its token or pages that it waits for.
     TOKENSPEED_INVARIANT(requests_.empty() || next_step_ > oldest_open_step_);
@@ -60,10 +58,7 @@ void Scheduler::plan_decodes(StepBuffers& out) {
 // One more page for a decode. False when the request must wait for a commit, or was itself retracted.
 bool Scheduler::grow_for_decode(Request& request) {
   while (take_pages(request, 1) == 0) {
-    if (num_draining_ > 0) {  // pages are on their way back: better one step late than to recompute a request
-      stalled_in_plan_ = true;
-      return false;
-    }
+    if (num_draining_ > 0) return false;  // pages are on their way back: better one step late than to recompute a request
     const bool is_latest = running_.back() == &request;
     TOKENSPEED_INVARIANT(!is_latest || running_.size() > 1);
     retract_latest();
@@ -147,10 +142,7 @@ void Scheduler::plan_chunk(StepBuffers& out, Request& request, std::int32_t num_
   num_tokens = std::min(num_tokens, config_.max_num_batched_tokens - out.num_tokens);
   if (config_.chunk_size > 0) num_tokens = std::min(num_tokens, config_.chunk_size);
   num_tokens = grow_for_prefill(request, num_tokens);
-  if (num_tokens == 0) {
-    stalled_in_plan_ = true;
-    return;
-  }
+  if (num_tokens == 0) return;
   plan_row(out, request, num_tokens);
   if (request.num_planned == request.num_known()) {
     forget_promise(request);
@@ -196,7 +188,6 @@ void Scheduler::retract_latest() {
   waiting_.emplace(victim.arrival, &victim);
   ++num_draining_;
   ++counters_.num_retractions;
-  retracted_in_plan_ = true;
   if (victim.in_flight_steps == 0) drain(victim);
 }
 

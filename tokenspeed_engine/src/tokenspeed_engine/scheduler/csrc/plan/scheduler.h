@@ -112,8 +112,6 @@ class Scheduler {
   std::int64_t oldest_open_step_ = 0;
   CommitBuffers commits_[2];  // taken in turn, so that the views of a commit outlive the next plan
   int commit_turn_ = 0;
-  bool retracted_in_plan_ = false;
-  bool stalled_in_plan_ = false;
 
   // Scratch, kept to allocate nothing per step.
   std::vector<PageReplacement> replaced_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -122,3 +123,21 @@ def test_the_gpu_draws_what_the_cpu_draws(filters: Filters) -> None:
     expected = sampling.sample(logits, uniform, *filters.tensors(rows, host))
     drawn = sampling.sample(logits.to(chip), on_chip, *filters.tensors(rows, chip)).cpu()
     assert (expected != drawn).sum() <= 1
+
+
+def test_threads_and_inference_mode_do_not_disturb_each_other() -> None:
+    """Buffers are kept from call to call: each thread has its own, and they serve in and out of inference mode."""
+    size, rows = 30011, 12
+    logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(8)) * 3
+    uniform = sampling.philox_uniform(torch.arange(rows), torch.arange(rows))
+    filters = [Filters(top_p=0.95).tensors(rows, logits.device), Filters(temperature=1.5, min_p=0.01).tensors(rows, logits.device)]
+
+    def draw(which: int, inference: bool) -> list[int]:
+        with torch.inference_mode(inference):
+            return sampling.sample(logits, uniform, *filters[which]).tolist()
+
+    expected = [draw(0, True), draw(1, False)]
+    assert [draw(0, False), draw(1, True)] == expected
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(draw, number % 2, number % 3 == 0) for number in range(24)]
+        assert [job.result() for job in jobs] == expected * 12

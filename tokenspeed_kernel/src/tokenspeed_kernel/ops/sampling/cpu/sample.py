@@ -12,7 +12,7 @@ from tokenspeed_kernel.ops.sampling.cpu import order, weights
 
 _MAX_SMALL_K = 256  # up to here the k candidates are picked out; above, one histogram pass over the row is cheaper
 _MAX_ROWS = 64  # rows at a time for what reads the logits alone
-_MAX_WEIGHTS = 2**19  # integer weights of whole rows at a time, 4 MiB: larger buffers miss the cache and cost fresh pages
+_MAX_WEIGHTS = 2**18  # weights of whole rows at a time: the workspace holds 24 bytes for each, and stays near the caches
 
 
 def cpu_argmax(logits: Tensor, out: Tensor) -> Tensor:

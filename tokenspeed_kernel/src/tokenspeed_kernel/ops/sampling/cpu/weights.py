@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tokenspeed_kernel.ops.sampling.cpu.workspace import WORKSPACE
+
 SCALE = 2.0**40
 _BINS_PER_NAT = 64.0
 _NUM_BINS = 1792  # 28 nats: exp(-28) is below 2**-40
@@ -18,13 +20,16 @@ _INFINITY = float("inf")
 
 
 def log_ratios(values: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
-    """(logit - max) / temperature, in nats; never positive, -inf for a logit of -inf."""
-    return (values - top[:, None]).mul_(temperature.reciprocal()[:, None])
+    """(logit - max) / temperature, in nats; never positive, -inf for a logit of -inf. The workspace's "log_ratio"."""
+    result = WORKSPACE.take("log_ratio", tuple(values.shape), torch.float32)
+    return torch.sub(values, top[:, None], out=result).mul_(temperature.reciprocal()[:, None])
 
 
 def integer_weights(log_ratio: Tensor) -> Tensor:
-    """exp(log_ratio) in units of 1 / SCALE, int64."""
-    return log_ratio.exp().mul_(SCALE).to(torch.int64)
+    """exp(log_ratio) in units of 1 / SCALE, int64. The workspace's "weights"."""
+    shape = tuple(log_ratio.shape)
+    scaled = torch.exp(log_ratio, out=WORKSPACE.take("float", shape, torch.float32)).mul_(SCALE)
+    return WORKSPACE.take("weights", shape, torch.int64).copy_(scaled)
 
 
 def mass_target(total: Tensor, top_p: Tensor) -> Tensor:
@@ -52,7 +57,9 @@ def drop_after_prefix(values: Tensor, log_ratio: Tensor, weights: Tensor, target
         by_count: measure a prefix by the number of its tokens that have a weight; else by their mass.
     """
     measure = (weights > 0).to(torch.int64) if by_count else weights
-    bins = (log_ratio * -_BINS_PER_NAT).clamp_(max=_NUM_BINS - 1).to(torch.int64)
+    shape = tuple(values.shape)
+    scaled = torch.mul(log_ratio, -_BINS_PER_NAT, out=WORKSPACE.take("float", shape, torch.float32))
+    bins = WORKSPACE.take("bins", shape, torch.int64).copy_(scaled.clamp_(max=_NUM_BINS - 1))
     cumulative = torch.zeros(len(values), _NUM_BINS, dtype=torch.int64).scatter_add_(1, bins, measure).cumsum_(1)
     found = torch.searchsorted(cumulative, target[:, None])[:, 0]
     before = cumulative.gather(1, (found - 1).clamp_(min=0)[:, None])[:, 0].masked_fill_(found == 0, 0)

@@ -13,6 +13,10 @@ from tokenspeed_kernel.ops.attention.cpu.masks import tile_mask
 from tokenspeed_kernel.ops.attention.cpu.schedule import WIDE_QUERIES, Chunk, Keys, RowGroup, Schedule
 from tokenspeed_kernel.ops.attention.cpu.workspace import WORKSPACE
 
+# Up to here (1 row over 300 keys of 3 x 64) a second thread gains nothing, and each of its parallel regions can cost a time slice
+# of 8 ms when another process holds the core that it waits for: 0.1 ms became 76 ms. Switching costs 0.2 us.
+_SERIAL_ELEMENTS = 64 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -52,8 +56,15 @@ def attend(
     direct = out.dtype == dtype and out.is_contiguous()
     result = out if direct else torch.empty(q.shape, dtype=dtype)
     lse = torch.empty((num_rows, num_heads), dtype=dtype) if return_lse else None
-    for group in schedule.groups:
-        _attend_rows(group, q, k, v, options, result, lse)
+    num_threads = torch.get_num_threads() if schedule.num_gathered * head_dim <= _SERIAL_ELEMENTS else 1
+    if num_threads > 1:
+        torch.set_num_threads(1)
+    try:
+        for group in schedule.groups:
+            _attend_rows(group, q, k, v, options, result, lse)
+    finally:
+        if num_threads > 1:
+            torch.set_num_threads(num_threads)
     plain = lse is None and options.sinks is None and options.logit_cap is None and dtype == torch.float32
     for chunk in schedule.chunks:
         if not (plain and _attend_chunk_fused(chunk, q, k, v, options.scale, schedule, result)):

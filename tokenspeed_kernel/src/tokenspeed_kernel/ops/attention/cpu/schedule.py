@@ -102,7 +102,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """All work of one call over ``num_rows`` query rows. ``dead`` are the rows, int64, that see no key at all."""
+    """All work of one call over ``num_rows`` query rows.
+
+    ``dead`` are the rows, int64, that see no key at all; ``num_gathered`` the rows of the cache that all groups gather.
+    """
 
     num_rows: int
     causal: bool
@@ -110,6 +113,7 @@ class Schedule:
     groups: tuple[RowGroup, ...]
     chunks: tuple[Chunk, ...]
     dead: torch.Tensor | None
+    num_gathered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,9 @@ def paged_schedule(
             if chunk is not None:
                 chunks.append(chunk)
     groups = _row_groups(table, starts, lengths, page_size, shape, single, dead)
-    return Schedule(starts[-1], shape.causal, shape.window, tuple(groups), tuple(chunks), _int64(dead) if dead else None)
+    gathered = sum(group.index.shape[0] for group in groups)
+    lost = _int64(dead) if dead else None
+    return Schedule(starts[-1], shape.causal, shape.window, tuple(groups), tuple(chunks), lost, gathered)
 
 
 def ragged_schedule(starts_q: list[int], starts_k: list[int], shape: Shape) -> Schedule:

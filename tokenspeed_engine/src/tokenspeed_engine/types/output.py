@@ -18,7 +18,9 @@ class FinishReason(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: natural logarithm of the model's own distribution (before temperature, penalties and bias).
+    """Log-probabilities at one position, natural logarithm, of the model's own distribution.
+
+    That is before temperature, penalties and bias.
 
     Attributes:
         token_id: the token at this position.

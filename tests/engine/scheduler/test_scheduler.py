@@ -394,15 +394,15 @@ def test_admission_counts_on_no_page_that_was_promised(length: int, fits: bool) 
 
 
 def test_admission_counts_cached_pages_that_it_would_lock() -> None:
-    scheduler = make(num_pages=8, page_size=4, max_model_len=32)
+    scheduler = make(num_pages=12, page_size=4, max_model_len=32)
     device = Device(scheduler)
     scheduler.submit(1, prompt(16, seed=1), 1, NO_STOP)
     device.finish()  # four cached pages that nobody uses
-    scheduler.submit(2, prompt(8, seed=2), 6, NO_STOP)
+    scheduler.submit(2, prompt(16, seed=2), 6, NO_STOP)
     device.step()
-    device.step()  # three pages
+    device.step()  # five pages, three are free
     turn = np.concatenate([prompt(16, seed=1), prompt(8, seed=3)])
-    scheduler.submit(3, turn, 4, NO_STOP)  # seven pages: four are cached, one is free
+    scheduler.submit(3, turn, 4, NO_STOP)  # seven pages: four are cached, three are free, and one of those is the other's next
     while 2 not in device.reasons:
         assert 3 not in scheduled(device.step())
     assert device.finish()[3] == expected_output(turn, 4)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 __all__ = ["fused_add_rms_norm", "rms_norm"]
-
-_FEW_ELEMENTS = 64 * 576
 
 
 def rms_norm(
@@ -14,9 +14,9 @@ def rms_norm(
 ) -> torch.Tensor:
     """See `tokenspeed_kernel.ops.norm.rms_norm`.
 
-    Many elements: the norm as a reduction, then two passes in place. Few: `torch.rms_norm`, which makes fewer calls but squares
-    into a temporary. Baseline: torch 2.13, 2 cores: [1, 576] 17.6 us by the first way and 11.6 by the second; [64, 576] 32 and
-    30; [512, 576] 53 and 65; [512, 4096] several times faster by the first.
+    As few calls as possible: after a product has streamed its weights through the cache, a call costs 5 to 10 us, not 1. Baseline:
+    torch 2.13, one core, after a [3072, 576] product, the residual's addition included: `torch.rms_norm` 35 us against 17 at
+    [1, 576], 45 against 33 at [16, 576], 230 against 140 at [128, 576].
     """
     if x.dtype is not torch.float32:
         result = _normed(x.float(), weight.float(), eps, None)
@@ -43,10 +43,14 @@ def fused_add_rms_norm(
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None) -> torch.Tensor:
-    if x.numel() <= _FEW_ELEMENTS:
-        normed = torch.rms_norm(x, weight.shape, weight, eps)
-        return normed.contiguous() if out is None else out.copy_(normed)
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    scale = torch.addcmul(_constant(eps), norm, norm, value=1.0 / max(x.shape[-1], 1)).rsqrt_()
     return torch.mul(x, scale, out=out).mul_(weight)
+
+
+@functools.lru_cache(maxsize=64)
+def _constant(value: float) -> torch.Tensor:
+    with torch.inference_mode(False):  # whoever made it first, others may need gradients
+        return torch.tensor([value])

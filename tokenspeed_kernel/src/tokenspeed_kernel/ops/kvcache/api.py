@@ -34,6 +34,8 @@ def write_kv(
         v_cache: as k_cache.
         slot_mapping: [num_tokens] int64, page * page_size + offset; a token whose slot is negative or beyond the cache is ignored.
         solution: solution or kernel to use instead of the best that qualifies.
+    Returns:
+        None; the caches are written.
     Raises:
         ShapeError: shapes, dtypes or strides disagree.  NoKernelError: nothing qualifies.
     Source: paged attention, arXiv:2309.06180, section 4.

@@ -141,7 +141,7 @@ class SelfAttention(Module):
         """[rows, H] -> [rows, H]."""
         num_heads, num_kv_heads = self._heads
         heads = self.qkv(x).view(x.shape[0], num_heads + 2 * num_kv_heads, self._head_dim)
-        q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        q, k, v = torch.split_with_sizes(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         self.rotary(q, k, batch.positions)

@@ -163,6 +163,20 @@ async def test_the_core_does_not_inherit_the_api_key(make_engine: Any, monkeypat
     assert b"very-secret-key" not in (process / "cmdline").read_bytes()
 
 
+@pytest.mark.parametrize(("given", "expected"), [({}, b"GOMP_SPINCOUNT=5000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)])
+async def test_threads_of_the_core_spin_briefly_unless_told_otherwise(
+    make_engine: Any, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: bytes | None
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    engine = await make_engine()
+    variables = Path(f"/proc/{engine.supervisor.core_pid}/environ").read_bytes().split(b"\0")
+    spin = [variable for variable in variables if variable.startswith(b"GOMP_SPINCOUNT=")]
+    assert spin == ([expected] if expected else [])
+
+
 @pytest.mark.parametrize("command", [7400, int(Command.HANG)], ids=["running", "hung"])
 def test_kill_9_of_the_front_end_ends_the_core(command: int) -> None:
     frontend = subprocess.Popen(

@@ -83,10 +83,11 @@ def resources(kernel: Any, target: str) -> dict[str, Any]:
 
 def attention(kind: str, target: str, dtype: str, head_dim: int, page_size: int, **options: bool) -> dict[str, Any]:
     """Compile an attention kernel in the launcher's configuration for long requests."""
+    amd = target.startswith("gfx")
     if kind == "decode":
-        function, config = decode._decode_kernel, tuning.decode_config(DTYPES[dtype], head_dim, 4, 8192)
+        function = decode._decode_kernel
+        config = tuning.decode_config(DTYPES[dtype], head_dim, 4, 8192, page_size, amd=amd)
     else:
-        amd = target.startswith("gfx")
         function = extend._extend_kernel
         config = tuning.extend_config(DTYPES[dtype], head_dim, 4096, 8192, page_size, amd=amd)
     constants = {

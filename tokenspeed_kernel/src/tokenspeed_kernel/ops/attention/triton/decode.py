@@ -130,7 +130,7 @@ def mha_decode(
     lse = torch.empty((num_reqs, num_heads), dtype=torch.float32, device=q.device) if return_lse else q
     if num_reqs == 0:
         return (out, lse) if return_lse else out
-    config = decode_config(q.dtype, head_dim, group, max_seqlen_k)
+    config = decode_config(q.dtype, head_dim, group, max_seqlen_k, page_size, amd=torch.version.hip is not None)
     blocks = num_kv_heads * triton.cdiv(group, config.block_m)
     longest = max_seqlen_k if sliding_window is None else min(max_seqlen_k, sliding_window)
     splits = num_splits(num_reqs * blocks, longest, config, _num_processors(q.device))

@@ -45,7 +45,9 @@ def extend_config(
     return TileConfig(block_m, _power(max_seqlen_k, _MIN_DOT, 64), block_d, 8 if block_m >= 128 else 4, 3)
 
 
-def decode_config(dtype: torch.dtype, head_dim: int, group: int, max_seqlen_k: int) -> TileConfig:
+def decode_config(
+    dtype: torch.dtype, head_dim: int, group: int, max_seqlen_k: int, page_size: int, *, amd: bool = False
+) -> TileConfig:
     """Tiles for one query a request; its rows are the heads of one group."""
     block_d = _power(head_dim, _MIN_DOT, 256)
     block_m = _power(group, _MIN_DOT, 64)
@@ -53,7 +55,12 @@ def decode_config(dtype: torch.dtype, head_dim: int, group: int, max_seqlen_k: i
         if block_d > 128:
             return TileConfig(_MIN_DOT, _MIN_DOT, block_d, 8, 1)
         return TileConfig(_power(group, _MIN_DOT, 32), _power(max_seqlen_k, _MIN_DOT, 32), block_d, 4, 1)
-    return TileConfig(block_m, _power(max_seqlen_k, _MIN_DOT, 64), block_d, 4, 3 if block_d <= 128 else 2)
+    block_n = _power(max_seqlen_k, _MIN_DOT, 64)
+    if block_d > 128:
+        return TileConfig(block_m, block_n, block_d, 4, 2)
+    # A key's address waits for its page: Triton spends two stages on that load, and five keep two tiles of keys in flight as three
+    # do where a tile lies in one page (seen in the shared memory of the sm_90 code: 71 KB for both).
+    return TileConfig(block_m, block_n, block_d, 4, 5 if page_size % block_n and not amd else 3)
 
 
 def num_splits(programs: int, max_seqlen_k: int, config: TileConfig, num_processors: int) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from perf.harness import Benchmark, Context, Row
+from perf.serve.parity import teacher_forced_logits
 from tokenspeed_engine.executor import OfflineEngine
 from tokenspeed_engine.types import SamplingParams
 
@@ -129,6 +130,21 @@ def run(context: Context) -> Iterator[Row]:
                 f"transformers {transformers.__version__} eager generate",
                 note=f"{equal} of {batch * new} ids equal (bf16 on random weights: ties are common)",
             )
+        del engine
+        sample = torch.randint(10, 120000, (512,), generator=generator).tolist()
+        ours_logits = teacher_forced_logits(str(folder), sample, torch.bfloat16, torch.device("cuda"), 256)
+        with torch.inference_mode():
+            theirs_logits = model(torch.tensor([sample], device="cuda")).logits[0].float()
+        cosines = torch.nn.functional.cosine_similarity(ours_logits.double(), theirs_logits.double(), dim=-1)
+        yield Row(
+            f"teacher-forced bf16 logits of {len(sample)} positions: smallest cosine to transformers' bf16",
+            float(cosines.min()),
+            None,
+            "cosine",
+            limit=1.0,
+            higher_is_better=True,
+            note=f"mean {float(cosines.mean()):.6f}",
+        )
     finally:
         shutil.rmtree(folder)
 

@@ -42,7 +42,7 @@ def _mm(
         product = torch.mm(rows, weight.t(), out_dtype=dtype)
         product = product if bias is None else product.add_(bias)
     elif out is not None and out.is_contiguous():
-        target = out.view(-1, out_features)
+        target = out.view(rows.shape[0], out_features)  # -1 would be ambiguous without features
         if bias is None:
             torch.mm(rows, weight.t(), out=target)
         else:

@@ -69,6 +69,7 @@ def test_a_client_that_goes_away_frees_its_pages(shared_server: Any) -> None:
 
 
 def test_probes_leave_the_metrics_alone(shared_server: Any) -> None:
+    """Case Z14: a probe resets no statistic."""
     def counters() -> dict[str, str]:
         lines = shared_server.get("/metrics").text.splitlines()
         return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#") and "_created" not in line)

@@ -36,6 +36,7 @@ def test_negative_cache_hits_are_clamped_with_one_warning(caplog: pytest.LogCapt
 
 
 def test_sums_of_the_core_go_on_over_a_restart() -> None:
+    """Case Z14: the cache's hits and queries are sums, which no batch and no restart of the core overwrites."""
     metrics = EngineMetrics()
     metrics.core_started()
     metrics.core_stats(EngineStats(num_steps=5, prefix_query_tokens=100, prefix_hit_tokens=40, num_pages=10))

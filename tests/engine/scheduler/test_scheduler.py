@@ -152,6 +152,7 @@ def test_retraction_happens_and_changes_nothing() -> None:
     ],
 )
 def test_a_request_that_can_never_fit_is_refused_and_blocks_nobody(length: int, max_new: int, status: SubmitStatus) -> None:
+    """Case C1: a pool of 4 pages of 16 under a context of 4096."""
     scheduler = make(num_pages=4, max_model_len=4096, max_num_batched_tokens=64)
     device = Device(scheduler)
     assert scheduler.submit(1, prompt(length), max_new, NO_STOP) == status
@@ -165,7 +166,7 @@ def test_a_request_that_can_never_fit_is_refused_and_blocks_nobody(length: int, 
 
 @pytest.mark.parametrize("num_pages", [6, 7, 8])
 def test_two_jobs_and_a_pool_for_one_and_a_half(num_pages: int) -> None:
-    """No livelock, undisturbed texts, and never more scheduled than runs. There are no priorities: first come, first served."""
+    """Case C4: no livelock, undisturbed texts, never more scheduled than runs. No priorities: first come, first served."""
     for max_num_seqs in (1, 2):
         scheduler = make(num_pages=num_pages, page_size=4, max_num_seqs=max_num_seqs, max_model_len=20)
         device = Device(scheduler)
@@ -182,6 +183,7 @@ def test_two_jobs_and_a_pool_for_one_and_a_half(num_pages: int) -> None:
 
 
 def test_tokens_are_counted_after_the_prefix_hit() -> None:
+    """Case Z7: 465 tokens of which 256 are cached are 209 tokens of work."""
     scheduler = make(num_pages=128)
     device = Device(scheduler)
     ids = prompt(465)
@@ -458,6 +460,7 @@ def test_a_row_planned_before_a_stop_token_was_known_is_dropped() -> None:
 
 
 def test_stop_wins_over_length_and_waits_for_the_minimum() -> None:
+    """Case D1, one token a step: the end of sequence on the last allowed token is a stop; one beyond the limit never comes."""
     for min_new, tokens, reasons in (
         (0, [42], [1]),
         (1, [42, 42], [0, 1]),

@@ -1,4 +1,4 @@
-"""Stacking, sharding, tied heads, and checkpoints that do not fit the model."""
+"""Stacking, sharding, tied heads (public report L1), and checkpoints that do not fit the model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ HIDDEN = torch.randn(5, 60, generator=torch.Generator().manual_seed(0))
 
 
 def test_a_tied_head_is_the_embedding(tiny: ModuleType, tmp_path: Path) -> None:
-    """Case (a): tie true, no head in the checkpoint."""
+    """Case L1 (a): tie true, no head in the checkpoint."""
     tiny.make("llama-tied-biased", tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     assert "lm_head.weight" not in checkpoint
@@ -66,7 +66,7 @@ def test_a_tied_head_is_the_embedding(tiny: ModuleType, tmp_path: Path) -> None:
 
 
 def test_no_head_and_not_tied_fails_and_names_the_tensor(folder: Path) -> None:
-    """Case (b): tie false, no head in the checkpoint."""
+    """Case L1 (b): tie false, no head in the checkpoint."""
     _edit(folder, drop=("lm_head.weight",))
     with pytest.raises(MissingTensorsError, match=r"'lm_head\.weight'.*tie_word_embeddings is not true") as caught:
         _load(folder)
@@ -74,7 +74,7 @@ def test_no_head_and_not_tied_fails_and_names_the_tensor(folder: Path) -> None:
 
 
 def test_tied_only_in_a_nested_config(folder: Path) -> None:
-    """Case (c): tie stands in text_config alone."""
+    """Case L1 (c): tie stands in text_config alone."""
     state = _edit(folder, {"tie_word_embeddings": ..., "text_config": {"tie_word_embeddings": True}}, drop=("lm_head.weight",))
     assert "tie_word_embeddings" not in json.loads((folder / "config.json").read_text())
     loaded = _load(folder)
@@ -82,7 +82,7 @@ def test_tied_only_in_a_nested_config(folder: Path) -> None:
 
 
 def test_tied_with_another_head_uses_the_head_and_warns(folder: Path) -> None:
-    """Case (d): tie true and a head that differs."""
+    """Case L1 (d): tie true and a head that differs."""
     state = _edit(folder, {"tie_word_embeddings": True})
     loaded = _load(folder)
     assert len(loaded.report.warnings) == 1
@@ -97,7 +97,7 @@ def test_tied_with_the_same_head_does_not_warn(folder: Path) -> None:
 
 
 def test_a_missing_bias_is_an_error_and_an_absent_one_is_none(tiny: ModuleType, tmp_path: Path, folder: Path) -> None:
-    """Case (e): a bias that the configuration does not ask for is absent, one that it asks for must be there."""
+    """Case L1 (e): a bias that the configuration does not ask for is absent, one that it asks for must be there."""
     biased = tmp_path / "biased"
     tiny.make("qwen2", biased)
     _edit(biased, drop=("model.layers.1.self_attn.k_proj.bias",))

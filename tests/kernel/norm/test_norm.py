@@ -65,6 +65,27 @@ def test_outputs_may_alias_inputs(solution: str) -> None:
     torch.testing.assert_close(alone, rms_norm(x, weight, solution="reference"), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("solution", ["cpu", "reference", "triton"])
+@pytest.mark.parametrize("op", ["rms_norm", "fused_add_rms_norm"])
+def test_a_transposed_input_is_read_by_its_strides(op: str, solution: str) -> None:
+    """Case Z10: the rows of x.t(), whose last dimension has the large stride, give what their contiguous copy gives."""
+    if solution == "triton":
+        pytest.importorskip("triton", reason="needs triton")
+        if torch.cuda.is_available():
+            pytest.skip("the interpreter is for machines without a GPU")
+    generator = torch.Generator().manual_seed(3)
+    x, residual = (torch.randn(24, 5, generator=generator).t() for _ in range(2))
+    weight = torch.randn(48, generator=generator)[::2]
+    assert x.stride(-1) != 1
+    if op == "rms_norm":
+        got, want = rms_norm(x, weight, solution=solution), rms_norm(x.contiguous(), weight.contiguous(), solution=solution)
+    else:
+        got, total = fused_add_rms_norm(x, residual, weight, solution=solution)
+        want, _ = fused_add_rms_norm(x.contiguous(), residual.contiguous(), weight.contiguous(), solution=solution)
+        assert torch.equal(total, x + residual)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("solution", ["cpu", "triton"])
 def test_output_with_strides_of_its_own(solution: str) -> None:
     if solution == "triton":

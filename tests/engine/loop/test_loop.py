@@ -348,6 +348,27 @@ def test_a_slow_front_end_does_not_stop_the_loop() -> None:
     case.assert_clean()
 
 
+@both_depths
+def test_logits_without_a_token_end_that_request_alone(depth: int) -> None:
+    case = Case([submit("bad", [7, 8, 9], 6), submit("good", [1, 2, 3], 6)], depth=depth)
+    execute = case.executor.execute
+
+    def execute_with_nan(plan: Any, page_table: Any) -> Result:
+        result = execute(plan, page_table)
+        for row, number in enumerate(plan.request_ids[plan.sample_rows].tolist()):
+            if case.executor.requests[number][1] == (7, 8, 9) and plan.output_index[row] >= 2:
+                result.token_ids[row] = -1  # what the sampler gives for a NaN
+        return result
+
+    case.executor.execute = execute_with_nan  # type: ignore[method-assign]
+    case.run()
+    assert case.tokens("good") == wanted([1, 2, 3], 6)
+    assert case.tokens("bad") == wanted([7, 8, 9], 2)
+    assert case.last("bad").finish_reason == FinishReason.ERROR
+    assert "NaN" in case.last("bad").error
+    case.assert_clean()
+
+
 def test_a_fatal_error_reaches_every_request() -> None:
     case = Case([submit("a", [1], 10), submit("b", [2], 10)])
 

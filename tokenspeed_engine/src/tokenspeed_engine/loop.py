@@ -43,6 +43,10 @@ logger = logging.getLogger(__name__)
 # How long to wait for a slow front end, or for a plan that waits for pages, before looking again.
 _RETRY_S = 0.005
 
+_NO_TOKEN = (
+    "the model's logits hold a NaN or no finite maximum, so no token could be sampled. Fix: check the weights, or use a wider --dtype"
+)
+
 
 class StepResult(Protocol):
     """What an executor returns for one plan."""
@@ -246,15 +250,32 @@ class EngineLoop:
         for number, entries in result.prompt_logprobs.items():
             if entry := self._by_number.get(number):
                 entry.prompt_logprobs.extend(entries)
-        events = self._scheduler.commit(plan.step, result.token_ids)
+        outputs = self._end_without_token(plan, result.token_ids)
+        # A row without a token belongs to a request that is aborted by now: the scheduler drops what stands in its place.
+        events = self._scheduler.commit(plan.step, np.maximum(result.token_ids, 0))
+        if outputs:
+            self._scheduler.flush_cache()  # what computed a NaN may have left it in pages that others would reuse
         logprobs = self._logprobs_by_number(plan, result)
         columns = (events.request_ids, events.token_ids, events.finish_reasons, events.num_cached_tokens)
-        outputs = []
         for number, token_id, reason, num_cached in zip(*(column.tolist() for column in columns), strict=True):
             if entry := self._by_number.get(number):
                 outputs.append(self._output(entry, token_id, FinishReason(reason), num_cached, logprobs.get(number)))
         self._outbox.put(self._frame(tuple(outputs), step.started))
         self._release_retired(plan.step)
+
+    def _end_without_token(self, plan: Any, token_ids: NDArray[np.int32]) -> list[SampledTokens]:
+        """End the requests whose logits gave no token (-1); an error of these alone."""
+        if not len(token_ids) or token_ids.min() >= 0:
+            return []
+        outputs = []
+        for number in plan.request_ids[plan.sample_rows][token_ids < 0].tolist():
+            if entry := self._by_number.get(number):
+                logger.error("request %s: the model's logits hold a NaN or no finite maximum", entry.name)
+                self._scheduler.abort(number)
+                del self._by_name[entry.name]
+                self._retire(entry)
+                outputs.append(SampledTokens(request_id=entry.name, finish_reason=FinishReason.ERROR, error=_NO_TOKEN))
+        return outputs
 
     def _output(
         self, entry: _Request, token_id: int, reason: FinishReason, num_cached: int, logprobs: TokenLogprobs | None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -37,6 +39,12 @@ def test_explain_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "embedding.embedding", "--dtype", "int64", "--dtype", "fp32"]) == 0
     assert "token_ids=int64, weight=fp32" in capsys.readouterr().out
+
+
+def test_the_module_is_the_command() -> None:
+    command = [sys.executable, "-P", "-m", "tokenspeed_kernel.cli", "list", "norm.rms_norm"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "reference_rms_norm" in done.stdout
 
 
 def test_explain_solution(capsys: pytest.CaptureFixture[str]) -> None:

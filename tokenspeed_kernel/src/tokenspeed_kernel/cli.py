@@ -237,3 +237,7 @@ def _candidate_facts(registry: Registry, candidate: Candidate) -> dict[str, Any]
 def _plugin_facts(record: PluginRecord) -> dict[str, str]:
     status = "loaded" if record.loaded else "disabled" if record.disabled else f"failed: {record.error}"
     return {"name": record.name, "distribution": record.distribution, "status": status}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

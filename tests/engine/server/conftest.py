@@ -296,6 +296,7 @@ def make_server(tokenizer: Tokenizer) -> Iterator[MakeServer]:
         ready: bool = True,
         max_requests: int = 256,
         send_buffer_bytes: int | None = None,
+        seed: int = 0,
         **config: Any,
     ) -> AsyncIterator[Server]:
         core = ScriptedCore(tokenizer.eos_token_ids[0])
@@ -306,7 +307,7 @@ def make_server(tokenizer: Tokenizer) -> Iterator[MakeServer]:
         if ready:
             client.set_tokenizer(tokenizer)
             client.on_ready(CoreReady(model_info(**(model or {})), 512, 0.1))
-        runner = build_runner(build_app(client, ServerConfig(**config), metrics, limits), shutdown_timeout_s=5)
+        runner = build_runner(build_app(client, ServerConfig(**config), metrics, limits, seed=seed), shutdown_timeout_s=5)
         await runner.setup()
         listener = socket.create_server(("127.0.0.1", 0))
         if send_buffer_bytes is not None:

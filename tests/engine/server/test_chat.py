@@ -114,6 +114,19 @@ async def test_a_seed_is_drawn_when_none_is_given(server: Any) -> None:
     assert 0 <= server.core.requests[-1].params.seed < 2**63
 
 
+async def test_the_servers_seed_decides_those_that_are_drawn(make_server: Any) -> None:
+    drawn = []
+    for seed in (5, 5, 6, 0, 0):
+        async with make_server(seed=seed) as server:
+            server.says("x")
+            await server.post(PATH, body(seed=3))  # takes none
+            for _ in range(3):
+                await server.post(PATH, body())
+            drawn.append(tuple(r.params.seed for r in server.core.requests[1:]))
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) == 4
+
+
 async def test_usage_reports_cached_tokens(server: Any) -> None:
     script = type(server.core.script(None))
     server.core.script = lambda request: script((), cached=32 if request.request_id.endswith("-1") else 16)

@@ -129,7 +129,7 @@ async def serve(config: EngineConfig, console: Console) -> int:
     engine = Engine(config, console)
     listener = _bind(config.server)
     runner = build_runner(
-        build_app(engine.client, config.server, engine.metrics),
+        build_app(engine.client, config.server, engine.metrics, seed=config.core.model.seed),
         shutdown_timeout_s=_LAST_BYTES_S,
     )
     stop = _StopSignals(engine)

@@ -21,7 +21,7 @@ class ModelConfig:
         device: `auto` takes the GPU where there is one; `cuda:1` names one of several.
         max_model_len: most tokens of one sequence, prompt and output together; None takes the model's own limit.
         num_threads: CPU threads of the engine core; 0 leaves the choice to torch.
-        seed: seeds random state that no request's own seed decides.
+        seed: where requests without a seed of their own get theirs from; 0 is another place at each start.
     """
 
     model: str = ""
@@ -40,7 +40,13 @@ class ModelConfig:
     num_threads: int = option(
         0, "--num-threads", parse=parse_count, help="CPU threads of the engine core (0: torch decides)", metavar="N"
     )
-    seed: int = option(0, "--seed", parse=parse_count, help="seed of the engine's own random state", metavar="SEED")
+    seed: int = option(
+        0,
+        "--seed",
+        parse=parse_count,
+        help="decides the seeds of requests that bring none, in order of arrival (0: others at each start)",
+        metavar="SEED",
+    )
 
     def __post_init__(self) -> None:
         check(self, "dtype", self.dtype in DTYPES, expected=f"one of {', '.join(DTYPES)}", remedy="use --dtype auto")

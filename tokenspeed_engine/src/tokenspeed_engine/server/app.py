@@ -18,10 +18,11 @@ from tokenspeed_engine.server.routes import (
     readiness,
     show_model,
 )
+from tokenspeed_engine.server.validation import seed_source
 
 
 def build_app(
-    client: EngineClient, config: ServerConfig, metrics_renderer: MetricsRenderer, limits: Limits | None = None
+    client: EngineClient, config: ServerConfig, metrics_renderer: MetricsRenderer, limits: Limits | None = None, *, seed: int = 0
 ) -> web.Application:
     """The application: routes, error shape, API keys. Serve it with build_runner().
 
@@ -30,10 +31,11 @@ def build_app(
         config: names, keys and body size.
         metrics_renderer: what `/metrics` shows.
         limits: bounds of requests; the defaults when None.
+        seed: where requests without a seed get theirs from; 0 is another place at each start.
     """
     app = web.Application(middlewares=[boundary])
     app.on_response_prepare.append(add_headers)
-    app[CONTEXT] = ServerContext(client, config, metrics_renderer, limits or Limits())
+    app[CONTEXT] = ServerContext(client, config, metrics_renderer, limits or Limits(), seed_source(seed))
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_post("/v1/completions", completions)
     app.router.add_get("/v1/models", list_models)

@@ -18,6 +18,7 @@ from tokenspeed_engine.config import ServerConfig
 from tokenspeed_engine.server.engine_client import EngineClient, EngineStatus
 from tokenspeed_engine.server.errors import model_not_found, not_ready, too_busy
 from tokenspeed_engine.server.limits import Limits
+from tokenspeed_engine.server.validation import seed_source
 
 
 class MetricsRenderer(Protocol):
@@ -57,6 +58,7 @@ class ServerContext:
         config: flags of the server.
         metrics: what `/metrics` shows.
         limits: bounds of requests.
+        draw_seed: gives requests without a seed theirs.
         started_at: seconds since the epoch.
         num_inflight: requests that are inside the gate.
         num_body_bytes: size of their bodies, as far as they were read.
@@ -66,6 +68,7 @@ class ServerContext:
     config: ServerConfig
     metrics: MetricsRenderer
     limits: Limits = field(default_factory=Limits)
+    draw_seed: Callable[[], int] = field(default_factory=lambda: seed_source(0))
     started_at: int = field(default_factory=lambda: int(time.time()))
     num_inflight: int = 0
     num_body_bytes: int = 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import secrets
+from collections.abc import Callable
 
 from tokenspeed_engine.server.errors import ApiError, bad_request
 from tokenspeed_engine.server.limits import Limits
@@ -71,6 +73,7 @@ def sampling_params(
     *,
     vocab_size: int,
     limits: Limits,
+    draw_seed: Callable[[], int],
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
@@ -80,6 +83,7 @@ def sampling_params(
         fields: the request.
         vocab_size: bound of token ids.
         limits: bounds of counts and lengths.
+        draw_seed: gives the seed of a request that has none.
         logprobs, prompt_logprobs: already checked.
     Raises:
         ApiError: 400 that names the first field out of range.
@@ -107,7 +111,7 @@ def sampling_params(
         frequency_penalty=_in_range("frequency_penalty", fields.frequency_penalty, 0.0, -2.0, 2.0),
         repetition_penalty=repetition_penalty,
         logit_bias=_logit_bias(fields.logit_bias, vocab_size, limits),
-        seed=_seed(fields.seed),
+        seed=draw_seed() if fields.seed is None else _seed(fields.seed),
         min_tokens=min_tokens,
         stop=_stop_strings(fields.stop, limits),
         stop_token_ids=_stop_token_ids(fields.stop_token_ids, vocab_size, limits),
@@ -124,9 +128,13 @@ def choice_seed(seed: int, choice: int) -> int:
     return (seed + choice) % _NUM_SEEDS
 
 
-def _seed(value: int | None) -> int:
-    if value is None:
-        return secrets.randbits(_SEED_BITS)
+def seed_source(seed: int) -> Callable[[], int]:
+    """What gives requests without a seed theirs, one after the other: the same for the same `seed`; with 0, others each time."""
+    source = random.Random(seed) if seed else secrets.SystemRandom()
+    return lambda: source.getrandbits(_SEED_BITS)
+
+
+def _seed(value: int) -> int:
     if not -_INT64 <= value < _INT64:
         raise invalid("seed", "a 64-bit integer", value)
     return value % _NUM_SEEDS

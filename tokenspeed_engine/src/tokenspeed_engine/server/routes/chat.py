@@ -61,7 +61,14 @@ async def _job(body: ChatCompletionRequest, context: ServerContext) -> Job:
     num_choices = choice_count(body, 1, context.limits)
     vocab_size = context.client.model_info.vocab_size
     logprobs = _logprobs(body, vocab_size, context)
-    params = sampling_params(body, vocab_size=vocab_size, limits=context.limits, logprobs=logprobs, prompt_logprobs=None)
+    params = sampling_params(
+        body,
+        vocab_size=vocab_size,
+        limits=context.limits,
+        draw_seed=context.draw_seed,
+        logprobs=logprobs,
+        prompt_logprobs=None,
+    )
     prompt = await chat_prompt(body, context.client.tokenizer, context.limits)
     return Job.build(
         context.client,

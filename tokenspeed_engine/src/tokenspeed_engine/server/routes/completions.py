@@ -70,6 +70,7 @@ async def _job(body: CompletionRequest, context: ServerContext) -> Job:
         body,
         vocab_size=vocab_size,
         limits=limits,
+        draw_seed=context.draw_seed,
         logprobs=logprobs,
         prompt_logprobs=logprobs if body.echo else None,
     )

@@ -34,7 +34,7 @@ def main() -> int:
     stamp = python.parent.parent / "tokenspeed-test-requirements"
     if not stamp.exists() or stamp.read_text() != REQUIREMENTS.read_text():
         setup.say("installing the test requirements")
-        setup.pip_install(python, "-r", str(REQUIREMENTS), "-c", str(setup.CONSTRAINTS))
+        setup.pip_install(python, "-r", str(REQUIREMENTS))
         for module, requirement in WITHOUT_DEPENDENCIES.items():
             if not setup.has_module(python, module):
                 setup.pip_install(python, "--no-deps", requirement, "-c", str(setup.CONSTRAINTS))

@@ -100,7 +100,8 @@ def ensure_packages(python: Path, extras: str = "") -> None:
         return
     paths = [str(ROOT / name) for name in DISTRIBUTIONS]
     say(f"building and installing {' and '.join(DISTRIBUTIONS)} (a C++ compiler is needed)")
-    pip_install(python, *(f"{path}{extras}" for path in paths), "-c", str(CONSTRAINTS))
+    # No constraints: torch is there by now, and a pinned version would replace another one.
+    pip_install(python, *(f"{path}{extras}" for path in paths))
     # The first call brings the dependencies; pip leaves an installed package of the same version alone, so ours are put there anew.
     pip_install(python, "--no-deps", "--force-reinstall", *paths)
     stamp.write_text(digest)

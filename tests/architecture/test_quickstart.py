@@ -1,0 +1,72 @@
+"""The set-up command leaves a torch that is there alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture
+def setup(repository: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("quickstart", repository / "tokenspeed_engine" / "quickstart.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _fake(site: Path, name: str, version: str) -> None:
+    """A distribution that pip takes to be installed."""
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "INSTALLER").write_text("pip\n")
+    (info / "RECORD").touch()
+
+
+def test_another_torch_that_is_installed_stays(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip itself resolves what the command asks for, of a package like ours, beside a torch of another version."""
+    folder = tmp_path / "environment"
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    site = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    _fake(site, "torch", "2.0.99")
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(setup, "pip_install", lambda _, *arguments: asked.append(arguments))
+    setup.ensure_packages(python)
+    folders = {str(setup.ROOT / name) for name in setup.DISTRIBUTIONS}
+    assert folders < {*asked[0], ""}
+    # Our folders need a compiler and a package index: a local package with the same requirement stands for them.
+    ours = tmp_path / "ours"
+    _fake_source(ours)
+    arguments = [one for one in asked[0] if one not in folders]
+    command = [str(python), "-m", "pip", "install", "--dry-run", "--no-index", "--no-build-isolation", *arguments, str(ours)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"pip would replace torch:\n{done.stdout}{done.stderr}"
+    assert "Requirement already satisfied: torch" in done.stdout
+    assert "Would install ours-1.0" in done.stdout
+
+
+def _fake_source(folder: Path) -> None:
+    """A source tree whose build backend is a file of its own."""
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[project]\nname = "ours"\nversion = "1.0"\ndependencies = ["torch"]\n'
+    )
+    (folder / "backend.py").write_text(
+        "from pathlib import Path\n"
+        "def prepare_metadata_for_build_wheel(directory, config_settings=None):\n"
+        "    info = Path(directory) / 'ours-1.0.dist-info'\n"
+        "    info.mkdir()\n"
+        "    (info / 'METADATA').write_text('Metadata-Version: 2.1\\nName: ours\\nVersion: 1.0\\nRequires-Dist: torch\\n')\n"
+        "    return info.name\n"
+        "def build_wheel(directory, config_settings=None, metadata_directory=None):\n"
+        "    raise RuntimeError('only metadata are asked for')\n"
+    )

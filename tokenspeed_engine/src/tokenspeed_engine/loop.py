@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 _RETRY_S = 0.005
 
 _NO_TOKEN = (
-    "the model's logits hold a NaN or no finite maximum, so no token could be sampled. Fix: check the weights, or use a wider --dtype"
+    "the model's logits hold a NaN or no finite maximum, so no token could be sampled. "
+    "Fix: check the weights, or use a wider --dtype"
 )
 
 

@@ -126,6 +126,13 @@ def test_progress_covers_every_byte(folder: Path) -> None:
     assert [p.done_bytes for p in seen] == sorted(p.done_bytes for p in seen)
 
 
+def test_a_length_beyond_what_the_model_is_made_for_is_said(folder: Path) -> None:
+    options: dict[str, Any] = {"device": "cpu", "num_pages": 8, "max_num_seqs": 1, "max_num_batched_tokens": 32}
+    assert OfflineEngine(str(folder), max_model_len=512, **options).executor.warnings == []
+    (warning,) = OfflineEngine(str(folder), max_model_len=513, **options).executor.warnings
+    assert "made for 512 positions (max_position_embeddings), got 513" in warning
+
+
 def test_unknown_options_are_refused(folder: Path) -> None:
     with pytest.raises(TypeError, match="num_pagez"):
         OfflineEngine(str(folder), **OPTIONS, num_pagez=3)

@@ -87,7 +87,8 @@ class ModelExecutor:
         self.eos_token_ids = checkpoint.eos_token_ids
         self.dtype = resolve_dtype(model.dtype, self.device, checkpoint.config)
         mesh = mesh or Mesh()
-        self.max_model_len = model.max_model_len or _own_limit(checkpoint.config)
+        own_limit = _own_limit(checkpoint.config)
+        self.max_model_len = model.max_model_len or own_limit
         with torch.inference_mode():
             loaded = load_model(
                 checkpoint,
@@ -100,6 +101,11 @@ class ModelExecutor:
             config = loaded.model.config
             self.architecture, self.vocab_size = config.architecture, config.vocab_size
             self.warnings = loaded.report.warnings
+            if self.max_model_len > own_limit:
+                self.warnings.append(
+                    f"--max-model-len: the model is made for {own_limit:,} positions (max_position_embeddings), got "
+                    f"{self.max_model_len:,}; text beyond them may be poor"
+                )
             self.page_size = cache.page_size
             layout = KVLayout(config.num_layers, config.num_kv_heads // mesh.size, config.head_dim, cache.page_size, self.dtype)
             pages_per_sequence = -(-self.max_model_len // cache.page_size)

@@ -103,6 +103,22 @@ def test_large_negative_logits_count(solution: str) -> None:
     assert float(lse[0, 0]) == pytest.approx(-6e4 + math.log(2), rel=1e-6)
 
 
+@pytest.mark.parametrize("solution", ["reference", "cpu", "triton"])
+def test_rows_without_keys_are_zero_and_minus_infinity(solution: str) -> None:
+    # Report K1: more queries than keys under a causal mask, and a request without keys.
+    if solution == "triton":
+        pytest.importorskip("triton", reason="needs triton")
+        if torch.cuda.is_available():
+            pytest.skip("the interpreter is for machines without a GPU")
+    empty = torch.tensor([True] * 4 + [False] * 2 + [True] * 3)
+    batch = cases.Batch("k1", (6, 3), (2, 0))
+    for op, inputs in (("mha_prefill", cases.ragged_inputs(batch)), ("mha_extend", cases.paged_inputs(batch))):
+        out, lse = getattr(attention, op)(**inputs, return_lse=True, solution=solution)
+        assert torch.equal(out[empty], torch.zeros_like(out[empty])), op
+        assert bool((lse[empty] == -math.inf).all()), op
+        assert bool(out[~empty].isfinite().all() & lse[~empty].isfinite().all()), op
+
+
 @pytest.mark.parametrize("solution", ["reference", "cpu"])
 def test_partial_states_merge_by_their_lse(solution: str) -> None:
     # The sink is given to one part only; parts without keys (K1) weigh nothing and bring no NaN.

@@ -87,6 +87,16 @@ def test_a_prompt_that_can_never_fit_is_refused(shared_server: Any) -> None:
     assert shared_server.complete([1000], 2).status_code == 200
 
 
+def test_a_mistake_that_the_core_finds_is_told_without_a_traceback(make_server: Any) -> None:
+    """The core's process knows its own LoadError: the cause and the remedy, and no other word."""
+    server = make_server("--device", "cuda:99")
+    assert server.wait_exit() == 3
+    assert "device 'cuda:99'" in server.output
+    assert "Fix: use --device cpu" in server.output
+    assert "Traceback" not in server.output
+    assert "LoadError" not in server.output
+
+
 def test_sigterm_drains(make_server: Any, open_stream: Any) -> None:
     """Case M3: streams end with their real reason, new requests get 503, liveness stays green, exit status 0."""
     server = make_server().wait_ready()

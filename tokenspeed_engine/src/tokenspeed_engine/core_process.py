@@ -220,4 +220,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # The module by its own name: `LoadError` of `__main__` is another class than the one that core_build raises.
+    sys.exit(importlib.import_module("tokenspeed_engine.core_process").main())

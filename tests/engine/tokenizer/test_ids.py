@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,25 @@ def test_batch_is_the_same_as_one_by_one(tokenizer: Tokenizer) -> None:
     batch = tokenizer.encode_batch(texts, add_special_tokens=False)
     assert batch == [_encode(tokenizer, text) for text in texts]
     assert tokenizer.decode_batch(batch) == [tokenizer.decode(ids) for ids in batch]
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(smollm: Tokenizer) -> None:
+    """A server's streams go on meanwhile: the library's single encode() would keep the interpreter's lock."""
+    started, done = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        started.set()
+        smollm.encode("lorem ipsum dolor " * 100_000)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    started.wait()
+    num_turns = 0
+    while not done.wait(0.001):
+        num_turns += 1
+    thread.join()
+    assert num_turns > 20
 
 
 @pytest.mark.slow

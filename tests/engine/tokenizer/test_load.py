@@ -129,6 +129,14 @@ def test_a_corrupt_gguf_file(smollm_path: Path, tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "x.gguf")
 
 
+@pytest.mark.parametrize(("content", "message"), [(b"<html>", "got b'<htm'"), (b"", "an empty file"), (b"GG", "truncated")])
+def test_a_file_that_is_gguf_by_its_name_alone(tmp_path: Path, content: bytes, message: str) -> None:
+    """What a failed download leaves: the message is about the file, not about what else might hold a tokenizer."""
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(GgufError, match=message):
+        load_tokenizer(tmp_path / "x.gguf")
+
+
 def test_bos_and_eos_around_a_prompt(fields: dict[str, Any], tmp_path: Path) -> None:
     flags = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
     tokenizer = load_tokenizer(write_gguf(tmp_path / "x.gguf", {**fields, **flags}))

@@ -73,7 +73,8 @@ class Tokenizer:
             TokenizerError: the text holds a lone surrogate.
         """
         try:
-            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # encode() keeps the interpreter's lock, for seconds with megabytes, and counts offsets that nobody reads.
+            ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError) as error:
             raise self._unencodable(text, error) from error
         return self._known(ids)

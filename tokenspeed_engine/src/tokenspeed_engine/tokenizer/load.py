@@ -55,7 +55,8 @@ def load_tokenizer(path: str | os.PathLike[str], *, chat_template: str | None = 
     """
     place = Path(path).expanduser()
     if place.is_file():
-        if is_gguf(place):
+        # By its name too: of a file that is none, the reader says what is wrong with it.
+        if is_gguf(place) or place.suffix == ".gguf":
             return tokenizer_from_gguf(read_gguf_metadata(place), str(place), chat_template)
         if place.name == "tokenizer.json" or place.suffix == ".safetensors":
             return _from_folder(place.parent, chat_template)

@@ -239,3 +239,11 @@ async def test_a_path_cannot_forge_log_lines(server: Any, caplog: pytest.LogCapt
             assert response.status == 404
     assert "a%0AFORGED" in caplog.text
     assert "\nFORGED" not in caplog.text
+
+
+async def test_a_content_encoding_that_nobody_decodes_is_refused(server: Any) -> None:
+    status, answer = await server.post(CHAT_PATH, CHAT, headers={"Content-Encoding": "rot13"})
+    assert status == 415
+    assert_error(answer, "invalid_request_error", "unsupported_media_type")
+    assert "rot13" in answer["error"]["message"]
+    assert (await server.post(CHAT_PATH, CHAT, headers={"Content-Encoding": "identity"}))[0] == 200

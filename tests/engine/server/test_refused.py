@@ -98,6 +98,7 @@ RANGES: list[tuple[str, Any]] = [
     ("frequency_penalty", 2.5),
     ("frequency_penalty", -2.5),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-45),
     ("repetition_penalty", -1),
     ("repetition_penalty", 11),
     ("n", 0),

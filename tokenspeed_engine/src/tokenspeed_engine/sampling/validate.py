@@ -9,6 +9,8 @@ from tokenspeed_engine.types import SamplingParams
 MAX_LOGPROBS = 20
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
+# Beyond these, a logit divided or multiplied by it may no longer be a finite float32, and no token could be drawn.
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 _MIN_SEED, _MAX_SEED = -(2**63), 2**64 - 1  # signed or unsigned: the 64 bits count
 
 
@@ -46,8 +48,7 @@ def validate_sampling_params(params: SamplingParams, vocab_size: int, max_model_
         raise SamplingParamsError("top_k", expected="-1 or 0 (off), or a number of tokens", got=params.top_k)
     _number("presence_penalty", params.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
     _number("frequency_penalty", params.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-    if not (params.repetition_penalty > 0 and math.isfinite(params.repetition_penalty)):
-        raise SamplingParamsError("repetition_penalty", expected="a finite number above 0", got=params.repetition_penalty)
+    _number("repetition_penalty", params.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
     if not _MIN_SEED <= params.seed <= _MAX_SEED:
         raise SamplingParamsError("seed", expected="a 64-bit integer", got=params.seed)
     for token_id, bias in params.logit_bias.items():

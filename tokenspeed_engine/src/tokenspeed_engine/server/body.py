@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from tokenspeed_engine.server import strict_json
 from tokenspeed_engine.server.errors import ApiError, bad_request
 from tokenspeed_engine.server.refused import Refusal, refuse
 
@@ -18,6 +19,8 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 # msgspec ends its messages with "- at `$.messages[0].content`", or "- at `key` in `$.logit_bias`".
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(?P<name>.*?)`")
+# What the HTTP library decodes, or refuses by itself where a package is missing. It takes any other for none at all.
+_CONTENT_CODINGS = ("identity", "gzip", "deflate", "br", "zstd")
 _MISSING_FIELD = re.compile(r"^Object missing required field `(?P<name>.*?)`")
 
 
@@ -63,7 +66,7 @@ def parse_json_object(raw: bytes | bytearray) -> dict[str, Any]:
         ApiError: 400 with the place of the mistake.
     """
     try:
-        value = msgspec.json.decode(raw)
+        value = strict_json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as cause:
         raise bad_request(f"The body is not valid JSON: {cause}.", code="invalid_json") from None
     except RecursionError:
@@ -93,6 +96,14 @@ def typed_body(fields: dict[str, Any], body_type: type[Body], refusals: Mapping[
 
 
 def _check_content_type(request: web.Request) -> None:
+    coding = request.headers.get("Content-Encoding", "identity").lower()
+    if coding not in _CONTENT_CODINGS:
+        raise ApiError(
+            415,
+            f"The Content-Encoding must be gzip or deflate, or left out, got {coding[:128]!r}.",
+            code="unsupported_media_type",
+            closes_connection=True,
+        )
     # A missing header is allowed; a form or text/plain is not: browsers send those across sites without asking.
     if "Content-Type" not in request.headers:
         return

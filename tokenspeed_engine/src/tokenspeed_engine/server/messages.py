@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tokenspeed_engine.server import strict_json
 from tokenspeed_engine.server.body import invalid_value
 from tokenspeed_engine.server.errors import bad_request
 from tokenspeed_engine.server.limits import Limits
@@ -136,7 +137,7 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
 def _arguments(text: str) -> Any:
     # A call that was cut off is not JSON; it goes back to the model as it was.
     try:
-        parsed = msgspec.json.decode(text)
+        parsed = strict_json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return text
     return parsed if isinstance(parsed, dict) else text

@@ -11,7 +11,7 @@ from tokenspeed_engine.server.engine_client import TextCodec
 from tokenspeed_engine.server.errors import ApiError, bad_request
 from tokenspeed_engine.server.limits import Limits
 from tokenspeed_engine.server.messages import template_messages
-from tokenspeed_engine.server.protocol import ChatCompletionRequest
+from tokenspeed_engine.server.protocol import ChatCompletionRequest, ChatMessage
 from tokenspeed_engine.server.token_text import complete_text
 
 Result = TypeVar("Result")
@@ -56,7 +56,7 @@ async def chat_prompt(body: ChatCompletionRequest, codec: TextCodec, limits: Lim
     messages = template_messages(body.messages)
     try:
         text = await _run(
-            sum(len(message["content"]) for message in messages),
+            sum(map(_num_chars, body.messages)),
             limits,
             lambda: codec.apply_chat_template(
                 messages, None, add_generation_prompt=body.add_generation_prompt is not False, **kwargs
@@ -64,7 +64,7 @@ async def chat_prompt(body: ChatCompletionRequest, codec: TextCodec, limits: Lim
         )
     except ValueError as refusal:
         raise bad_request(f"{refusal}", "messages", "chat_template_error") from refusal
-    return await _encoded(text, codec, bool(body.add_special_tokens), limits, "messages")
+    return await _run(len(text), limits, lambda: _encode(text, codec, bool(body.add_special_tokens), "messages"))
 
 
 def completion_prompts(prompt: str | list[Any], *, vocab_size: int, max_prompts: int) -> list[str | tuple[int, ...]]:
@@ -101,15 +101,15 @@ async def encode_completion_prompts(
     Raises:
         ApiError: 400 when a text has no tokens.
     """
-    return [
-        await _encoded(prompt, codec, add_special_tokens, limits, "prompt") if isinstance(prompt, str) else Prompt(prompt, None)
-        for prompt in prompts
-    ]
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    num_chars = sum(map(len, texts))
+    encoded = iter(await _run(num_chars, limits, lambda: [_encode(text, codec, add_special_tokens, "prompt") for text in texts]))
+    return [next(encoded) if isinstance(prompt, str) else Prompt(prompt, None) for prompt in prompts]
 
 
-async def _encoded(text: str, codec: TextCodec, add_special_tokens: bool, limits: Limits, param: str) -> Prompt:
+def _encode(text: str, codec: TextCodec, add_special_tokens: bool, param: str) -> Prompt:
     try:
-        ids = await _run(len(text), limits, lambda: codec.encode(text, add_special_tokens=add_special_tokens))
+        ids = codec.encode(text, add_special_tokens=add_special_tokens)
     except ValueError as refusal:
         raise bad_request(f"{refusal}", param, "invalid_value") from refusal
     if not ids:
@@ -119,6 +119,13 @@ async def _encoded(text: str, codec: TextCodec, add_special_tokens: bool, limits
             "empty_prompt",
         )
     return Prompt(tuple(ids), text)
+
+
+def _num_chars(message: ChatMessage) -> int:
+    content = message.content or ""
+    shown = len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+    called = sum(len(call.function.name) + len(call.function.arguments) for call in message.tool_calls or ())
+    return shown + called + len(message.reasoning_content or "")
 
 
 async def _run(num_chars: int, limits: Limits, work: Callable[[], Result]) -> Result:

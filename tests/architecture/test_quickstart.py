@@ -30,6 +30,15 @@ def _fake(site: Path, name: str, version: str) -> None:
     (info / "RECORD").touch()
 
 
+def test_other_arguments_are_the_server_s(setup: ModuleType) -> None:
+    """A model, and flags before and behind it; a flag alone as well."""
+    assert setup.parse_arguments([]) == (False, [])
+    assert setup.parse_arguments(["--port", "9000"]) == (False, ["--port", "9000"])
+    arguments = ["--port", "9000", "MODEL", "--setup", "--api-key", "a", "b"]
+    assert setup.parse_arguments(arguments) == (False, arguments)
+    assert setup.parse_arguments(["MODEL", "--setup-only", "--port", "1"]) == (True, ["MODEL", "--port", "1"])
+
+
 def test_another_torch_that_is_installed_stays(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip itself resolves what the command asks for, of a package like ours, beside a torch of another version."""
     folder = tmp_path / "environment"

@@ -48,6 +48,14 @@ def _select(wanted: list[str], benchmarks: list[Benchmark]) -> list[Benchmark]:
     return chosen
 
 
+def _command(words: list[str]) -> list[str]:
+    """What was asked for, without where the result goes: that path means nothing to a reader."""
+    if "--json" in words:
+        at = words.index("--json")
+        return words[:at] + words[at + 2 :]
+    return [word for word in words if not word.startswith("--json=")]
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m perf", description=__doc__)
@@ -68,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
     context = Context(quick=arguments.quick, options=dict(item.split("=", 1) for item in arguments.set))
     report: dict[str, object] = {
-        "command": "python -m perf " + " ".join(argv if argv is not None else sys.argv[1:]),
+        "command": "python -m perf " + " ".join(_command(argv if argv is not None else sys.argv[1:])),
         "date": time.strftime("%Y-%m-%d"),
         "quick": arguments.quick,
         "machine": machine(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -115,3 +116,24 @@ def test_chunks_give_what_one_pass_gives() -> None:
             part["cu_seqlens_q"] = torch.tensor([0, stop - start], dtype=torch.int32)
             part["seq_lens"] = torch.tensor([stop], dtype=torch.int32)
             torch.testing.assert_close(attention.mha_extend(**part), whole[start:stop], atol=5e-6, rtol=5e-6)
+
+
+@pytest.mark.parametrize("name", list(OPS))
+def test_scratch_memory_made_in_inference_mode_serves_later_calls(name: str) -> None:
+    """An engine runs in inference mode; whoever calls the op next in the same thread may not."""
+    failures: list[BaseException] = []
+
+    def first_in_inference_mode_then_not() -> None:
+        try:
+            for case in OPS[name][1][:6]:
+                inputs = OPS[name][2](case)
+                with torch.inference_mode():
+                    check(name, inputs, 2e-5)
+                check(name, inputs, 2e-5)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=first_in_inference_mode_then_not)  # scratch memory is a thread's own: this one has none yet
+    thread.start()
+    thread.join()
+    assert not failures, failures[0]

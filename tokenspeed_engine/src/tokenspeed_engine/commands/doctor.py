@@ -20,7 +20,7 @@ from tokenspeed_engine.ipc import PrivateDirectory
 from tokenspeed_engine.launch import EXIT_FAILED, EXIT_OK
 
 _REQUIRED = (
-    "tokenspeed-engine", "tokenspeed-kernel", "torch", "numpy", "msgspec", "pyzmq", "aiohttp", "tokenizers", "safetensors", "gguf",
+    "tokenspeed-engine", "tokenspeed-kernel", "torch", "numpy", "msgspec", "pyzmq", "aiohttp", "tokenizers", "safetensors",
     "jinja2", "prometheus-client", "huggingface-hub",
 )  # fmt: skip
 _OPTIONAL = ("triton", "transformers")

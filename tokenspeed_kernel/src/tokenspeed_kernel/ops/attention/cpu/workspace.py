@@ -34,11 +34,13 @@ class Workspace(threading.local):
         if buffer is None or buffer.numel() < numel:
             if numel * dtype.itemsize > _KEPT_BYTES:
                 return torch.empty(shape, dtype=dtype)
-            buffer = self._buffers[(name, dtype)] = torch.empty(numel + numel // 4, dtype=dtype)
+            with torch.inference_mode(False):  # whoever made it first, later calls may run outside of inference mode
+                buffer = self._buffers[(name, dtype)] = torch.empty(numel + numel // 4, dtype=dtype)
             self._views.clear()  # they would keep the smaller buffer alive
         if len(self._views) >= _KEPT_VIEWS:
             self._views.clear()
-        view = self._views[(name, shape, dtype)] = buffer[:numel].view(shape)
+        with torch.inference_mode(False):
+            view = self._views[(name, shape, dtype)] = buffer[:numel].view(shape)
         return view
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenspeed_kernel.ops.gemm.contract import MM, mm_formats
-from tokenspeed_kernel.spec import Band, Capability, KernelSpec
+from tokenspeed_kernel.spec import Band, Capability, KernelSpec, Verified, VerifiedBy
 
 __all__ = ["SPECS"]
 
@@ -17,5 +17,6 @@ SPECS = (
         capability=Capability(("nvidia",)),
         formats=mm_formats(mixed_bias=False),
         graph_safe=True,
+        verified=(Verified(VerifiedBy.SILICON, "H200 (sm_90)"),),
     ),
 )

@@ -20,6 +20,10 @@ SPECS: Final = (
         formats=tuple(Signature.of(k=new, v=new, k_cache=kept, v_cache=kept) for new in _FLOATS for kept in _FLOATS),
         requires=("triton",),
         graph_safe=True,
-        verified=(Verified(VerifiedBy.INTERPRETER, "x86-64"), Verified(VerifiedBy.COMPILED, "sm_90, sm_100, gfx950")),
+        verified=(
+            Verified(VerifiedBy.SILICON, "H200 (sm_90)"),
+            Verified(VerifiedBy.INTERPRETER, "x86-64"),
+            Verified(VerifiedBy.COMPILED, "sm_100, gfx950"),
+        ),
     ),
 )

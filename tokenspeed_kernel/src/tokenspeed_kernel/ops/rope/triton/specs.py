@@ -18,6 +18,10 @@ SPECS: Final = (
         formats=tuple(Signature.of(q=text, k=text, cos_sin_cache="fp32") for text in ("fp32", "bf16", "fp16")),
         requires=("triton",),
         graph_safe=True,
-        verified=(Verified(VerifiedBy.INTERPRETER, "x86-64"), Verified(VerifiedBy.COMPILED, "sm_90, sm_100, gfx950")),
+        verified=(
+            Verified(VerifiedBy.SILICON, "H200 (sm_90)"),
+            Verified(VerifiedBy.INTERPRETER, "x86-64"),
+            Verified(VerifiedBy.COMPILED, "sm_100, gfx950"),
+        ),
     ),
 )

@@ -247,3 +247,28 @@ async def test_a_content_encoding_that_nobody_decodes_is_refused(server: Any) ->
     assert_error(answer, "invalid_request_error", "unsupported_media_type")
     assert "rot13" in answer["error"]["message"]
     assert (await server.post(CHAT_PATH, CHAT, headers={"Content-Encoding": "identity"}))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET \xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Encoding: gzip\r\n\r\nabc",
+    ],
+)
+async def test_broken_http_is_one_line_in_the_log(server: Any, raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    host, port = server.runner.addresses[0][:2]
+    with caplog.at_level("INFO"):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(raw)
+        answer = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+    assert b" 400 " in answer.split(b"\r\n")[0]
+    records = [record for record in caplog.records if record.name.endswith("http_log")]
+    assert records
+    for record in records:
+        assert record.levelname == "INFO"
+        assert record.exc_info is None
+        assert record.getMessage().startswith("a client sent what is no HTTP: ")
+        assert "\n" not in record.getMessage()

@@ -7,6 +7,7 @@ from aiohttp import web
 from tokenspeed_engine.config import ServerConfig
 from tokenspeed_engine.server.context import CONTEXT, MetricsRenderer, ServerContext
 from tokenspeed_engine.server.engine_client import EngineClient
+from tokenspeed_engine.server.http_log import http_logger
 from tokenspeed_engine.server.limits import Limits
 from tokenspeed_engine.server.middleware import add_headers, boundary
 from tokenspeed_engine.server.routes import (
@@ -61,6 +62,7 @@ def build_runner(app: web.Application, *, shutdown_timeout_s: float = 60.0) -> w
         handler_cancellation=True,
         handle_signals=False,
         access_log=None,
+        logger=http_logger,
         shutdown_timeout=shutdown_timeout_s,
         keepalive_timeout=75.0,
     )

@@ -103,6 +103,7 @@ def test_bench_without_a_server_fails_with_its_address() -> None:
     done = run("bench", "--url", "http://127.0.0.1:9")
     assert done.returncode == 1
     assert "http://127.0.0.1:9/v1/models" in done.stderr
+    assert "Cannot connect to host 127.0.0.1:9" in done.stderr
 
 
 def test_figures_are_right() -> None:

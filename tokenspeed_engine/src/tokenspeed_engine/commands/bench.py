@@ -230,7 +230,8 @@ async def _model_of(session: aiohttp.ClientSession, url: str) -> str:
                 raise BenchError(f"GET {url}/v1/models: expected status 200, got {response.status}: {body}")
             return str(body["data"][0]["id"])
     except (aiohttp.ClientError, ValueError, KeyError, IndexError) as error:
-        raise BenchError(f"GET {url}/v1/models: expected an OpenAI-compatible server, got {error!r}") from error
+        got = f"{type(error).__name__}: {error}"
+        raise BenchError(f"GET {url}/v1/models: expected an OpenAI-compatible server, got {got}") from error
 
 
 async def _one(

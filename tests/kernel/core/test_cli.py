@@ -47,6 +47,15 @@ def test_the_module_is_the_command() -> None:
     assert "reference_rms_norm" in done.stdout
 
 
+def test_a_reader_that_has_seen_enough() -> None:
+    command = f"{sys.executable} -P -m tokenspeed_kernel.cli list | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "o"
+    assert done.stderr == ""
+    # 0 where all of it fitted into the pipe before the reader left.
+    assert done.returncode in {0, 141}
+
+
 def test_explain_solution(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "norm.rms_norm", "--platform", "cpu", "--solution", "reference", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ __all__ = ["main"]
 
 _USAGE_ERROR = 2
 _NONE_ELIGIBLE = 1
+# What a shell shows of a program that SIGPIPE ended.
+_READER_GONE = 128 + 13
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,18 +35,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: without the program's name; those of the process where left out.
     Returns:
-        Exit status: 0; 1 when `explain` finds no eligible kernel; 2 for a mistake in the arguments.
+        Exit status: 0; 1 when `explain` finds no eligible kernel; 2 for a mistake in the arguments; 141 when nobody reads on.
     """
     options = _parser().parse_args(arguments)
     try:
         config = KernelConfig.from_env()
         registry = load_registry(config)
-        if options.command == "list":
-            return _list(registry, options)
-        return _explain(registry, config, options)
+        status = _list(registry, options) if options.command == "list" else _explain(registry, config, options)
+        sys.stdout.flush()
+        return status
     except TokenSpeedKernelError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return _USAGE_ERROR
+    except BrokenPipeError:
+        # The reader, `head` say, has seen enough. Python would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _READER_GONE
 
 
 def _parser() -> argparse.ArgumentParser:

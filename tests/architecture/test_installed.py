@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import platform
 from pathlib import Path
 
 import pytest
 
-PAIRS = (("tokenspeed-kernel", "tokenspeed_kernel"), ("tokenspeed-engine", "tokenspeed_engine"))
+PAIRS = [("tokenspeed-kernel", "tokenspeed_kernel"), ("tokenspeed-engine", "tokenspeed_engine")]
+if platform.machine().lower() in ("x86_64", "amd64"):
+    PAIRS.append(("tokenspeed-kernel-x86", "plugins/tokenspeed_kernel_x86"))
 
 
-@pytest.mark.parametrize(("distribution", "package"), PAIRS)
-def test_installed_files_are_this_checkouts(repository: Path, distribution: str, package: str) -> None:
-    source = repository / package / "src" / package
+@pytest.mark.parametrize(("distribution", "folder"), PAIRS)
+def test_installed_files_are_this_checkouts(repository: Path, distribution: str, folder: str) -> None:
+    package = Path(folder).name
+    source = repository / folder / "src" / package
     installed = Path(importlib.import_module(package).__file__ or "").parent
-    assert not installed.is_relative_to(repository / package), f"{package} is imported from the checkout: {installed}"
+    assert not installed.is_relative_to(repository / folder), f"{package} is imported from the checkout: {installed}"
     # What only builds the extension stays behind: a wheel carries what it compiles to.
     files = [p for p in sorted(source.rglob("*.py")) if "csrc" not in p.relative_to(source).parts]
     ours = {p.relative_to(source): p.read_bytes() for p in files}
@@ -28,10 +32,10 @@ def test_installed_files_are_this_checkouts(repository: Path, distribution: str,
     )
 
 
-@pytest.mark.parametrize(("distribution", "package"), PAIRS)
-def test_metadata(repository: Path, distribution: str, package: str) -> None:
+@pytest.mark.parametrize(("distribution", "folder"), PAIRS)
+def test_metadata(repository: Path, distribution: str, folder: str) -> None:
     metadata = importlib.metadata.metadata(distribution)
-    module = importlib.import_module(package)
+    module = importlib.import_module(Path(folder).name)
     assert metadata["Version"] == module.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     # A requirement on a version of torch would let pip replace the one that is there.

@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("tokenspeed_kernel", "tokenspeed_engine")
+PACKAGES = {
+    "tokenspeed_kernel": "tokenspeed_kernel",
+    "tokenspeed_engine": "tokenspeed_engine",
+    "tokenspeed_kernel_x86": "plugins/tokenspeed_kernel_x86",
+}
 
 
 def _files(repository: Path) -> Iterator[Path]:
-    for package in PACKAGES:
-        yield from sorted((repository / package / "src" / package).rglob("*.py"))
+    for package, folder in PACKAGES.items():
+        yield from sorted((repository / folder / "src" / package).rglob("*.py"))
 
 
 def _public_definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:

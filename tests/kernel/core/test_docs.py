@@ -63,6 +63,6 @@ def test_plugin_of_the_guide_is_accepted(repository: Path, install_wheel: Callab
     for name in ("acme_kernels", "acme_kernels.plugin"):
         sys.modules.pop(name, None)
     registry = plugins.load_registry()
-    assert [(one.name, one.error) for one in registry.plugins] == [("acme", "")]
+    assert [one.error for one in registry.plugins if one.name == "acme"] == [""]
     assert registry.specs("norm.rms_norm")[0].name == "acme_rms_norm_sm90"
     assert f"This package has {plugins.API_VERSION[0]}.{plugins.API_VERSION[1]}." in path.read_text(encoding="utf-8")

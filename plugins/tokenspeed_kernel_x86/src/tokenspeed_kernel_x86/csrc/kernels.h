@@ -1,0 +1,84 @@
+// What the binding and the compiled kernels share: plain structs and a table of functions for each instruction set.
+//
+// kernels.cpp is compiled once for each instruction set. Only plain functions and types stand here and there: an inline
+// function of the standard library, compiled with AVX-512, could be the copy that the linker keeps for everybody.
+#pragma once
+
+#include <cstdint>
+
+namespace tokenspeed_x86 {
+
+// Rows of `columns` neighbouring floats; row i lies at (i / inner) * outer_stride + (i % inner) * inner_stride.
+struct Rows {
+  float* data;
+  int64_t inner;
+  int64_t outer_stride;
+  int64_t inner_stride;
+};
+
+struct NormArgs {
+  Rows x;
+  Rows residual;  // data is null without a residual
+  float* out;     // contiguous
+  float* sum;     // contiguous; x + residual
+  const float* weight;
+  int64_t columns;
+  float eps;
+};
+
+struct SiluArgs {
+  Rows gate_up;
+  float* out;  // contiguous
+  int64_t inner;
+};
+
+// [tokens, heads, head_dim], the last dimension contiguous.
+struct Heads {
+  const float* in;
+  float* out;
+  int64_t num_heads;
+  int64_t in_token, in_head, out_token, out_head;  // strides, in elements
+};
+
+struct RopeArgs {
+  Heads parts[2];
+  const void* positions;
+  const float* cos_sin;
+  int64_t position_stride;
+  int64_t head_dim;
+  int64_t rotary_dim;
+  bool wide_positions;  // int64, else int32
+  bool interleaved;
+};
+
+struct DecodeArgs {
+  const float* q;
+  const float* k;
+  const float* v;
+  float* out;
+  float* lse;          // [rows, num_heads] or null
+  const float* sinks;  // [num_heads] or null
+  const int32_t* page_table;
+  const int32_t* seq_lens;
+  int64_t q_row, q_head, out_row, out_head;
+  int64_t k_page, k_token, k_head, v_page, v_token, v_head;
+  int64_t table_row, table_column, seq_len_stride;
+  int64_t num_heads, num_kv_heads, head_dim, page_size, num_pages;
+  int64_t window;  // 0 for none
+  float scale;
+  float cap;  // 0 for none
+};
+
+struct KernelTable {
+  const char* name;
+  void (*rms_norm)(const NormArgs&, int64_t row);
+  void (*silu_and_mul)(const SiluArgs&, int64_t row);
+  void (*apply_rope)(const RopeArgs&, int64_t token);
+  // Key heads [first, last) of one row.
+  void (*mha_decode)(const DecodeArgs&, int64_t row, int64_t first, int64_t last);
+};
+
+extern const KernelTable kAvx2;
+extern const KernelTable kAvx512;
+
+}  // namespace tokenspeed_x86

@@ -1,0 +1,197 @@
+// The binding: addresses, sizes and strides (in elements) as integers. The Python wrappers have checked what they point at.
+#include <nanobind/nanobind.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "kernels.h"
+#include "parallel.h"
+
+namespace nb = nanobind;
+
+namespace tokenspeed_x86 {
+namespace {
+
+// Below these a second thread costs more than it saves: elements of rows, bytes of keys and values.
+constexpr int64_t kElementsForThreads = 64 * 1024;
+constexpr int64_t kBytesForThreads = 128 * 1024;
+constexpr int64_t kElementsAtOnce = 16 * 1024;
+
+const KernelTable* best_table() {
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+  return avx512 ? &kAvx512 : avx2 ? &kAvx2 : nullptr;
+}
+
+const KernelTable* active = best_table();
+
+const KernelTable& table() {
+  if (active == nullptr) throw std::runtime_error("tokenspeed_kernel_x86: this processor lacks AVX2 or FMA");
+  return *active;
+}
+
+const char* instruction_set() { return active == nullptr ? "" : active->name; }
+
+// For tests: a processor with AVX-512 can run the AVX2 code too.
+void use_instruction_set(const char* name) {
+  const KernelTable* best = best_table();
+  if (best != nullptr && std::strcmp(name, best->name) == 0) {
+    active = best;
+  } else if (best != nullptr && std::strcmp(name, kAvx2.name) == 0) {
+    active = &kAvx2;
+  } else {
+    throw std::invalid_argument("expected avx2, or avx512 where the processor has it");
+  }
+}
+
+// A tensor on the meta device has a shape and no memory.
+void need_memory(uintptr_t address, int64_t elements) {
+  if (address == 0 && elements > 0) {
+    throw std::invalid_argument("tokenspeed_kernel_x86: a tensor has no memory (device meta): pass solution=\"cpu\"");
+  }
+}
+
+template <typename T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// Rows [0, rows) of `width` elements each, in runs that are worth a thread's while.
+template <typename Body>
+void for_rows(int64_t rows, int64_t width, int threads, const Body& body) {
+  if (rows * width < kElementsForThreads || threads <= 1) {
+    for (int64_t row = 0; row < rows; ++row) body(row);
+    return;
+  }
+  nb::gil_scoped_release released;
+  const int64_t run = width >= kElementsAtOnce ? 1 : kElementsAtOnce / (width > 0 ? width : 1);
+  parallel_for((rows + run - 1) / run, threads, [&](int64_t part) {
+    const int64_t last = (part + 1) * run < rows ? (part + 1) * run : rows;
+    for (int64_t row = part * run; row < last; ++row) body(row);
+  });
+}
+
+void rms_norm(uintptr_t x, int64_t x_inner, int64_t x_outer_stride, int64_t x_inner_stride, uintptr_t residual,
+              int64_t residual_inner, int64_t residual_outer_stride, int64_t residual_inner_stride, uintptr_t weight,
+              uintptr_t out, uintptr_t sum, int64_t rows, int64_t columns, float eps, int threads) {
+  need_memory(x, rows * columns);
+  const NormArgs args{{at<float>(x), x_inner, x_outer_stride, x_inner_stride},
+                      {at<float>(residual), residual_inner, residual_outer_stride, residual_inner_stride},
+                      at<float>(out),
+                      at<float>(sum),
+                      at<const float>(weight),
+                      columns,
+                      eps};
+  const KernelTable& kernels = table();
+  for_rows(rows, columns, threads, [&](int64_t row) { kernels.rms_norm(args, row); });
+}
+
+void silu_and_mul(uintptr_t gate_up, int64_t inner_rows, int64_t outer_stride, int64_t inner_stride, uintptr_t out,
+                  int64_t rows, int64_t inner, int threads) {
+  need_memory(gate_up, rows * inner);
+  const SiluArgs args{{at<float>(gate_up), inner_rows, outer_stride, inner_stride}, at<float>(out), inner};
+  const KernelTable& kernels = table();
+  for_rows(rows, 4 * inner, threads, [&](int64_t row) { kernels.silu_and_mul(args, row); });
+}
+
+// Returns None, or a position that the table does not have; then nothing is written.
+nb::object apply_rope(uintptr_t q, uintptr_t q_out, int64_t q_heads, int64_t q_token, int64_t q_head, int64_t q_out_token,
+                      int64_t q_out_head, uintptr_t k, uintptr_t k_out, int64_t k_heads, int64_t k_token, int64_t k_head,
+                      int64_t k_out_token, int64_t k_out_head, uintptr_t positions, int64_t position_stride,
+                      bool wide_positions, uintptr_t cos_sin, int64_t max_position, int64_t rotary_dim, int64_t head_dim,
+                      bool interleaved, int64_t tokens, int threads) {
+  need_memory(q, tokens * q_heads * head_dim);
+  for (int64_t token = 0; token < tokens; ++token) {
+    const int64_t position = wide_positions ? at<const int64_t>(positions)[token * position_stride]
+                                            : at<const int32_t>(positions)[token * position_stride];
+    if (position < 0 || position >= max_position) return nb::int_(position);
+  }
+  const RopeArgs args{{{at<const float>(q), at<float>(q_out), q_heads, q_token, q_head, q_out_token, q_out_head},
+                       {at<const float>(k), at<float>(k_out), k_heads, k_token, k_head, k_out_token, k_out_head}},
+                      at<const void>(positions),
+                      at<const float>(cos_sin),
+                      position_stride,
+                      head_dim,
+                      rotary_dim,
+                      wide_positions,
+                      interleaved};
+  const KernelTable& kernels = table();
+  for_rows(tokens, (q_heads + k_heads) * head_dim, threads, [&](int64_t token) { kernels.apply_rope(args, token); });
+  return nb::none();
+}
+
+void write_kv(uintptr_t k, int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head, uintptr_t k_cache,
+              int64_t k_page, int64_t k_slot, int64_t k_cache_head, uintptr_t v_cache, int64_t v_page, int64_t v_slot,
+              int64_t v_cache_head, uintptr_t slots, int64_t slot_stride, int64_t tokens, int64_t num_pages,
+              int64_t page_size, int64_t heads, int64_t head_dim) {
+  need_memory(k, tokens * heads * head_dim);
+  const size_t bytes = static_cast<size_t>(head_dim) * sizeof(float);
+  for (int64_t token = 0; token < tokens; ++token) {
+    const int64_t slot = at<const int64_t>(slots)[token * slot_stride];
+    if (slot < 0 || slot >= num_pages * page_size) continue;
+    const int64_t page = slot / page_size, offset = slot - page * page_size;
+    for (int64_t head = 0; head < heads; ++head) {
+      std::memcpy(at<float>(k_cache) + page * k_page + offset * k_slot + head * k_cache_head,
+                  at<const float>(k) + token * k_token + head * k_head, bytes);
+      std::memcpy(at<float>(v_cache) + page * v_page + offset * v_slot + head * v_cache_head,
+                  at<const float>(v) + token * v_token + head * v_head, bytes);
+    }
+  }
+}
+
+// Returns the longest length; nothing is written where it is beyond what the page table has room for.
+int64_t mha_decode(uintptr_t q, int64_t q_row, int64_t q_head, uintptr_t k, int64_t k_page, int64_t k_token, int64_t k_head,
+                   uintptr_t v, int64_t v_page, int64_t v_token, int64_t v_head, uintptr_t out, int64_t out_row,
+                   int64_t out_head, uintptr_t page_table, int64_t table_row, int64_t table_column, int64_t max_pages,
+                   uintptr_t seq_lens, int64_t seq_len_stride, int64_t rows, int64_t num_heads, int64_t num_kv_heads,
+                   int64_t head_dim, int64_t num_pages, int64_t page_size, float scale, int64_t window, float cap,
+                   uintptr_t sinks, uintptr_t lse, int threads) {
+  need_memory(q, rows * num_heads * head_dim);
+  const DecodeArgs args{at<const float>(q),         at<const float>(k), at<const float>(v),
+                        at<float>(out),             at<float>(lse),     at<const float>(sinks),
+                        at<const int32_t>(page_table), at<const int32_t>(seq_lens),
+                        q_row,  q_head,  out_row, out_head,
+                        k_page, k_token, k_head,  v_page, v_token, v_head,
+                        table_row, table_column, seq_len_stride,
+                        num_heads, num_kv_heads, head_dim, page_size, num_pages,
+                        window, scale, cap};
+  int64_t keys = 0, longest = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    int64_t length = args.seq_lens[row * seq_len_stride];
+    if (length > longest) longest = length;
+    if (window > 0 && length > window) length = window;
+    if (length > 0) keys += length;
+  }
+  if (longest > max_pages * page_size) return longest;
+  const KernelTable& kernels = table();
+  nb::gil_scoped_release released;
+  const int64_t bytes = keys * num_kv_heads * head_dim * 2 * static_cast<int64_t>(sizeof(float));
+  if (bytes < kBytesForThreads || threads <= 1) {
+    for (int64_t row = 0; row < rows; ++row) kernels.mha_decode(args, row, 0, num_kv_heads);
+  } else if (rows >= 4 * threads) {
+    parallel_for(rows, threads, [&](int64_t row) { kernels.mha_decode(args, row, 0, num_kv_heads); });
+  } else {  // too few rows to go round: one head at a time, though its keys are then no stream of memory
+    parallel_for(rows * num_kv_heads, threads, [&](int64_t part) {
+      const int64_t row = part / num_kv_heads, head = part - row * num_kv_heads;
+      kernels.mha_decode(args, row, head, head + 1);
+    });
+  }
+  return longest;
+}
+
+}  // namespace
+
+NB_MODULE(_kernels, m) {
+  m.def("instruction_set", &instruction_set);
+  m.def("use_instruction_set", &use_instruction_set);
+  m.def("has_team", [] { return team() != nullptr; });
+  m.def("rms_norm", &rms_norm);
+  m.def("silu_and_mul", &silu_and_mul);
+  m.def("apply_rope", &apply_rope);
+  m.def("write_kv", &write_kv);
+  m.def("mha_decode", &mha_decode);
+}
+
+}  // namespace tokenspeed_x86

@@ -1,0 +1,33 @@
+"""Each instruction set that this processor has."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SKIP = "the plugin is for x86-64 processors"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Elsewhere there is nothing to test; on x86-64 a plugin that is not installed is a failure."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason=SKIP))
+
+
+@pytest.fixture(params=["avx2", "avx512"])
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Let the kernels use one instruction set, and then what they had."""
+    from tokenspeed_kernel_x86 import _kernels
+
+    before = _kernels.instruction_set()
+    try:
+        _kernels.use_instruction_set(request.param)
+    except ValueError as error:
+        pytest.skip(str(error))
+    yield request.param
+    _kernels.use_instruction_set(before)

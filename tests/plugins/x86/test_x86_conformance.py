@@ -1,0 +1,34 @@
+"""Every kernel of the plugin meets the cases of its op, with each instruction set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tokenspeed_kernel.case import Case
+from tokenspeed_kernel.testing import check_case, family_cases
+
+CPU = torch.device("cpu")
+OPS = {
+    "norm.rms_norm",
+    "norm.fused_add_rms_norm",
+    "activation.silu_and_mul",
+    "rope.apply_rope",
+    "attention.mha_decode",
+}
+CASES = [
+    case
+    for family in ("norm", "activation", "rope", "attention")
+    for case in family_cases(family)
+    # The reference of rope and attention goes pair by pair, row by row: the sizes for timing take it minutes.
+    if case.op in OPS and not (case.bench and family in ("rope", "attention"))
+]
+
+
+def test_every_op_has_cases() -> None:
+    assert {case.op for case in CASES} == OPS
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case: Case, instruction_set: str) -> None:
+    check_case(case, solution="x86", device=CPU, dtype=torch.float32)

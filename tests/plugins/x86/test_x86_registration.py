@@ -1,0 +1,82 @@
+"""The plugin is installed, listed, chosen for float32 on the CPU, and for nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tokenspeed_kernel import parse_platform
+from tokenspeed_kernel.config import KernelConfig
+from tokenspeed_kernel.plugins import load_registry
+
+KERNELS = {
+    "x86_apply_rope",
+    "x86_fused_add_rms_norm",
+    "x86_mha_decode",
+    "x86_rms_norm",
+    "x86_silu_and_mul",
+    "x86_write_kv",
+}
+DECODE = ("explain", "attention.mha_decode", "--trait", "head_dim=64", "--trait", "page_size=16")
+
+
+def _cli(*arguments: str, **environment: str) -> str:
+    code = "import sys; from tokenspeed_kernel.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    ).stdout
+
+
+def test_the_plugin_is_installed_and_whole() -> None:
+    registry = load_registry(KernelConfig())
+    record = next((one for one in registry.plugins if one.name == "x86"), None)
+    assert record is not None, "the plugin is not installed: pip install ./plugins/tokenspeed_kernel_x86"
+    assert record.loaded, record.error
+    assert record.provides == KERNELS | {"x86"}
+
+
+def test_list_shows_it() -> None:
+    listed = _cli("list")
+    assert all(name in listed for name in KERNELS)
+    assert "plugin x86 (tokenspeed-kernel-x86 0.1.0): loaded" in listed
+
+
+def test_it_is_chosen_for_float32_on_the_cpu_alone() -> None:
+    assert "x86_mha_decode: chosen" in _cli(*DECODE, "--platform", "cpu+avx2", "--dtype", "fp32")
+    half = _cli(*DECODE, "--platform", "cpu+avx2", "--dtype", "bf16")
+    assert "cpu_mha_decode: chosen" in half
+    assert "x86_mha_decode: rejected" in half
+
+
+def test_a_processor_without_avx2_is_the_reason() -> None:
+    told = _cli(*DECODE, "--platform", "cpu", "--dtype", "fp32")
+    assert "needs avx2, which cpu lacks" in told
+    assert "cpu_mha_decode: chosen" in told
+
+
+def test_it_can_be_left_out() -> None:
+    assert "cpu_mha_decode: chosen" in _cli(*DECODE, "--dtype", "fp32", TOKENSPEED_KERNEL_DISABLE_PLUGINS="x86")
+
+
+def test_listing_loads_no_kernel() -> None:
+    code = (
+        "import sys; from tokenspeed_kernel.plugins import load_registry; load_registry();"
+        "assert 'tokenspeed_kernel_x86.plugin' in sys.modules; print('tokenspeed_kernel_x86._kernels' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_threads_are_those_of_pytorch() -> None:
+    from tokenspeed_kernel_x86 import _kernels
+
+    torch.ones(8) + 1
+    assert _kernels.instruction_set() in ("avx2", "avx512")
+    assert _kernels.has_team()
+    with pytest.raises(ValueError, match="expected avx2"):
+        _kernels.use_instruction_set("sse")
+    assert "avx2" not in parse_platform("cpu").features

@@ -39,6 +39,22 @@ def test_other_arguments_are_the_server_s(setup: ModuleType) -> None:
     assert setup.parse_arguments(["MODEL", "--setup-only", "--port", "1"]) == (True, ["MODEL", "--port", "1"])
 
 
+def test_paths_are_meant_from_the_caller_s_folder(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's, and the environment's: `quickstart.py model.gguf` beside the file."""
+    (tmp_path / "environment" / "bin").mkdir(parents=True)
+    (tmp_path / "environment" / "bin" / "python").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKENSPEED_VENV", "environment")
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", "model.gguf"])
+    for name in ("ensure_torch", "ensure_packages", "ensure_default_model"):
+        monkeypatch.setattr(setup, name, lambda _: None)
+    started: list[tuple[Path, list[str], Path]] = []
+    monkeypatch.setattr(setup.os, "execv", lambda command, arguments: started.append((command, arguments, Path.cwd())))
+    setup.main()
+    command = tmp_path / "environment" / "bin" / "tokenspeed-engine"
+    assert started == [(command, [str(command), "serve", "model.gguf"], tmp_path)]
+
+
 def test_another_torch_that_is_installed_stays(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip itself resolves what the command asks for, of a package like ours, beside a torch of another version."""
     folder = tmp_path / "environment"

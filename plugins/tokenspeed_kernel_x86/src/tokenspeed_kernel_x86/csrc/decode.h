@@ -49,9 +49,10 @@ struct State {
   float sum;
 };
 
-// Bring the block's keys into the states and accumulators of `Queries` query heads that share a key head.
+// Bring the block's keys into the states and accumulators of `Queries` query heads that share a key head. The values, and the
+// keys of the block after it, are asked for ahead: with pages in any order and heads side by side, hardware does not guess them.
 template <int Queries>
-void attend(const DecodeArgs& args, const Block& block, const float* q, const float* k, const float* v, State* states, float* out) {
+void attend(const DecodeArgs& args, const Block& block, const Block& ahead, const float* q, const float* k, const float* v, State* states, float* out) {
   constexpr int kTile = kWidth == 16 ? 4 : 2;  // vectors of a value row that are summed at once
   const int64_t dim = args.head_dim, whole = dim & ~(kWidth - 1), count = block.count;
   const Tail tail = tail_of(dim - whole);
@@ -60,6 +61,9 @@ void attend(const DecodeArgs& args, const Block& block, const float* q, const fl
     const float* key = k + block.k[j];
     const float* value = v + block.v[j];
     for (int64_t i = 0; i < dim; i += 16) __builtin_prefetch(value + i);
+    if (j < ahead.count) {
+      for (int64_t i = 0; i < dim; i += 16) __builtin_prefetch(k + ahead.k[j] + i);
+    }
     Vec dots[Queries];
     for (int g = 0; g < Queries; ++g) dots[g] = splat(0.0f);
     for (int64_t i = 0; i < whole; i += kWidth) {
@@ -140,10 +144,13 @@ void mha_decode(const DecodeArgs& args, int64_t row, int64_t first, int64_t last
   const int64_t length = args.seq_lens[row * args.seq_len_stride];
   const int32_t* pages = args.page_table + row * args.table_row;
   bool any = false;
-  Block block;
-  for (int64_t next = args.window > 0 && length > args.window ? length - args.window : 0; next < length;) {
-    next = fill(block, args, pages, next, length);
-    if (block.count == 0) continue;
+  Block blocks[2];
+  int64_t next = args.window > 0 && length > args.window ? length - args.window : 0;
+  next = fill(blocks[0], args, pages, next, length);
+  for (int64_t turn = 0; blocks[turn].count > 0; turn = 1 - turn) {
+    const Block& block = blocks[turn];
+    const Block& ahead = blocks[1 - turn];
+    next = fill(blocks[1 - turn], args, pages, next, length);
     any = true;
     for (int64_t head = first; head < last; ++head) {
       const float* k = args.k + head * args.k_head;
@@ -153,16 +160,16 @@ void mha_decode(const DecodeArgs& args, int64_t row, int64_t first, int64_t last
         const float* query = q + h * args.q_head;
         float* sums = out + h * args.out_head;
         if (left >= 4) {
-          attend<4>(args, block, query, k, v, states + h, sums);
+          attend<4>(args, block, ahead, query, k, v, states + h, sums);
           g += 4;
         } else if (left == 3) {
-          attend<3>(args, block, query, k, v, states + h, sums);
+          attend<3>(args, block, ahead, query, k, v, states + h, sums);
           g += 3;
         } else if (left == 2) {
-          attend<2>(args, block, query, k, v, states + h, sums);
+          attend<2>(args, block, ahead, query, k, v, states + h, sums);
           g += 2;
         } else {
-          attend<1>(args, block, query, k, v, states + h, sums);
+          attend<1>(args, block, ahead, query, k, v, states + h, sums);
           g += 1;
         }
       }

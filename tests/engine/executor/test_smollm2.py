@@ -120,7 +120,7 @@ FULL: dict[str, dict[str, Any]] = {
     "chunk 4096": {"prefill_chunk_size": 4096, "max_num_batched_tokens": 4096},
     "page 1": {"page_size": 1},
     "page 64": {"page_size": 64},
-    "retraction": {"num_pages": 200},
+    "retraction": {"num_pages": 220, "max_num_seqs": 32},
     "planned ahead": {"pipeline_depth": 2},
 }
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from tokenspeed_kernel.config import KernelConfig
-from tokenspeed_kernel.errors import KernelLoadError
+from tokenspeed_kernel.errors import KernelLoadError, ShapeError
 from tokenspeed_kernel.platform import platform_of
 from tokenspeed_kernel.plugins import load_registry
 from tokenspeed_kernel.registry import Registry
@@ -27,6 +27,7 @@ from tokenspeed_kernel.spec import KernelSpec, OpContract
 from tokenspeed_kernel.traits import TraitValue
 
 __all__ = [
+    "check_devices",
     "BoundOp",
     "Kernel",
     "bound_ops",
@@ -121,6 +122,18 @@ class BoundOp:
     def clear(self) -> None:
         """Forget every bound kernel."""
         self.table.clear()
+
+
+def check_devices(op: str, device: torch.device, **operands: torch.Tensor | None) -> None:
+    """Refuse operands that lie on different devices. The devices are in the table's key: only a new combination is checked.
+
+    Raises:
+        ShapeError: an operand is not on `device`.
+    """
+    for name, operand in operands.items():
+        if operand is not None and operand.device != device:
+            expected, got = f"all operands on {device}", f"{name} on {operand.device}"
+            raise ShapeError(op, expected=expected, got=got, fix=f"move {name} with .to({str(device)!r})")
 
 
 def load_kernel(spec: KernelSpec, contract: OpContract) -> Kernel:

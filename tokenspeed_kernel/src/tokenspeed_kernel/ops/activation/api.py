@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.activation.contract import SILU_AND_MUL
 
@@ -53,12 +53,14 @@ def _run_silu_and_mul(
         wanted = (shape[0], inner) if len(shape) == 2 else (*shape[:-1], inner)
         if out.shape != wanted:
             raise _out_error(gate_up, out)
-    key = (gate_up.device, dtype, dtype if out is None else out.dtype, solution)
+    device = gate_up.device
+    key = (device, dtype, None if out is None else (out.dtype, out.device), solution)
     kernel = _silu_and_mul_table.get(key)
     if kernel is None:
         if out is not None and out.dtype is not dtype:
             raise _out_error(gate_up, out)
-        kernel = _silu_and_mul.bind(key, gate_up.device, (dtype,), (), solution)
+        check_devices(SILU_AND_MUL.name, device, out=out)
+        kernel = _silu_and_mul.bind(key, device, (dtype,), (), solution)
     result: torch.Tensor = kernel(gate_up, out=out)
     return result
 

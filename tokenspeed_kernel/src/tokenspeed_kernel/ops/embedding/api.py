@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.embedding.contract import EMBEDDING
 
@@ -58,12 +58,14 @@ def _run_embedding(
     if out is not None and out.shape != (ids_shape[0], weight_shape[1]):
         raise _out_error(token_ids, weight, out)
     ids_dtype = token_ids.dtype
-    key = (weight.device, ids_dtype, dtype, dtype if out is None else out.dtype, solution)
+    device, out_key = weight.device, None if out is None else (out.dtype, out.device)
+    key = (device, token_ids.device, ids_dtype, dtype, out_key, solution)
     kernel = _embedding_table.get(key)
     if kernel is None:
         if out is not None and out.dtype is not dtype:
             raise _out_error(token_ids, weight, out)
-        kernel = _embedding.bind(key, weight.device, (ids_dtype, dtype), (), solution)
+        check_devices(EMBEDDING.name, device, token_ids=token_ids, out=out)
+        kernel = _embedding.bind(key, device, (ids_dtype, dtype), (), solution)
     result: torch.Tensor = kernel(token_ids, weight, out=out)
     return result
 

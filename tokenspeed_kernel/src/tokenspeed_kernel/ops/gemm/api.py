@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.gemm.contract import MM
 
@@ -85,10 +85,12 @@ def _run_mm(
     elif out_dtype is None:
         out_dtype = dtype
     weight_dtype = weight.dtype
-    key = (x.device, dtype, weight_dtype, bias_dtype, out_dtype, solution)
+    device, others = x.device, (None if bias is None else bias.device, None if out is None else out.device)
+    key = (device, weight.device, others, dtype, weight_dtype, bias_dtype, out_dtype, solution)
     kernel = _mm_table.get(key)
     if kernel is None:
-        kernel = _mm.bind(key, x.device, (dtype, weight_dtype, bias_dtype, out_dtype), (), solution)
+        check_devices(MM.name, device, weight=weight, bias=bias, out=out)
+        kernel = _mm.bind(key, device, (dtype, weight_dtype, bias_dtype, out_dtype), (), solution)
     result: torch.Tensor = kernel(x, weight, bias, out=out, out_dtype=out_dtype)
     return result
 

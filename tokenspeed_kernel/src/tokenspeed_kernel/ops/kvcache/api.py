@@ -7,7 +7,7 @@ from typing import Final, NoReturn
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.kvcache.contract import WRITE_KV
 
@@ -59,11 +59,13 @@ def write_kv(
     ):
         _refuse(k, v, k_cache, v_cache, slot_mapping)
     dtypes = (k.dtype, v.dtype, k_cache.dtype, v_cache.dtype)
-    key = (device, dtypes, slot_mapping.dtype, k_shape[2], cache_shape[1], solution)
+    devices = (v.device, k_cache.device, v_cache.device, slot_mapping.device)
+    key = (device, devices, dtypes, slot_mapping.dtype, k_shape[2], cache_shape[1], solution)
     kernel = _WRITE_KV.table.get(key)
     if kernel is None:
         if slot_mapping.dtype != torch.int64 or dtypes[0] != dtypes[1] or dtypes[2] != dtypes[3]:
             _refuse(k, v, k_cache, v_cache, slot_mapping)
+        check_devices("kvcache.write_kv", device, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
         kernel = _WRITE_KV.bind(key, device, dtypes, (k_shape[2], cache_shape[1]), solution)
     kernel(k, v, k_cache, v_cache, slot_mapping)
 

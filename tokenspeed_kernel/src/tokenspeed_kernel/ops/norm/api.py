@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.norm.contract import FUSED_ADD_RMS_NORM, RMS_NORM
 
@@ -119,11 +119,14 @@ def _run_rms_norm(
         raise _weight_error(RMS_NORM.name, x, weight)
     if out is not None and out.shape != shape:
         raise _like_error(RMS_NORM.name, "out", x, out)
-    key = (x.device, dtype, weight_dtype, dtype if out is None else out.dtype, solution)
+    device = x.device
+    out_key = None if out is None else (out.dtype, out.device)
+    key = (device, weight.device, dtype, weight_dtype, out_key, solution)
     kernel = _rms_norm_table.get(key)
     if kernel is None:
+        check_devices(RMS_NORM.name, device, weight=weight, out=out)
         _check_dtypes(RMS_NORM.name, x, out=out)
-        kernel = _rms_norm.bind(key, x.device, (dtype, weight_dtype), (), solution)
+        kernel = _rms_norm.bind(key, device, (dtype, weight_dtype), (), solution)
     result: torch.Tensor = kernel(x, weight, eps=eps, out=out)
     return result
 
@@ -154,19 +157,23 @@ def _run_fused_add_rms_norm(
             raise _like_error(op, "residual_out", x, residual_out)
         if residual_out is out:
             raise ShapeError(op, expected="out and residual_out apart", got="one tensor for both", fix="give two")
+    device = x.device
     key = (
-        x.device,
+        device,
+        residual.device,
+        weight.device,
         dtype,
         residual_dtype,
         weight_dtype,
-        dtype if out is None else out.dtype,
-        dtype if residual_out is None else residual_out.dtype,
+        None if out is None else (out.dtype, out.device),
+        None if residual_out is None else (residual_out.dtype, residual_out.device),
         solution,
     )
     kernel = _fused_add_rms_norm_table.get(key)
     if kernel is None:
+        check_devices(op, device, residual=residual, weight=weight, out=out, residual_out=residual_out)
         _check_dtypes(op, x, residual=residual, out=out, residual_out=residual_out)
-        kernel = _fused_add_rms_norm.bind(key, x.device, (dtype, residual_dtype, weight_dtype), (), solution)
+        kernel = _fused_add_rms_norm.bind(key, device, (dtype, residual_dtype, weight_dtype), (), solution)
     result: tuple[torch.Tensor, torch.Tensor] = kernel(
         x, residual, weight, eps=eps, out=out, residual_out=residual_out
     )

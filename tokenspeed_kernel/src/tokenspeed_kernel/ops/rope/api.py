@@ -7,7 +7,7 @@ from typing import Final, NoReturn
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.rope.contract import APPLY_ROPE
 
@@ -70,11 +70,13 @@ def apply_rope(
         for like, out in ((q, q_out), (k, k_out)):
             if out is not None and (out.shape != like.shape or out.dtype != dtype or out.stride()[2] != 1):
                 _refuse(q, k, positions, cos_sin_cache, q_out, k_out)
-    key = (device, dtype, k.dtype, positions.dtype, cos_sin_cache.dtype, q_shape[2], table_shape[1], interleaved, solution)
+    devices = (k.device, positions.device, cos_sin_cache.device)
+    key = (device, devices, dtype, k.dtype, positions.dtype, cos_sin_cache.dtype, q_shape[2], table_shape[1], interleaved, solution)
     kernel = _APPLY_ROPE.table.get(key)
     if kernel is None:
         if k.dtype != dtype or positions.dtype not in (torch.int32, torch.int64) or table_shape[1] % 2:
             _refuse(q, k, positions, cos_sin_cache, q_out, k_out)
+        check_devices("rope.apply_rope", device, k=k, positions=positions, cos_sin_cache=cos_sin_cache)
         traits = (q_shape[2], table_shape[1], interleaved)
         kernel = _APPLY_ROPE.bind(key, device, (dtype, k.dtype, cos_sin_cache.dtype), traits, solution)
     rotated: tuple[torch.Tensor, torch.Tensor] = kernel(

@@ -37,9 +37,17 @@ def load(module_name: str) -> Benchmark:
     """Import one benchmark's module.
 
     Raises:
-        TypeError: its ``BENCHMARK`` is not a `Benchmark`.
+        TypeError: its ``BENCHMARK`` is not a `Benchmark`.  SystemExit: our packages are not installed.
     """
-    benchmark = importlib.import_module(module_name).BENCHMARK
+    try:
+        benchmark = importlib.import_module(module_name).BENCHMARK
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("tokenspeed_"):
+            raise
+        raise SystemExit(
+            f"python -m perf: {error}. Fix: run it with the Python that has this checkout's packages, such as .venv/bin/python "
+            "(python3 tokenspeed_engine/quickstart.py --setup-only makes it)."
+        ) from error
     if not isinstance(benchmark, Benchmark):
         raise TypeError(f"{module_name}.BENCHMARK is a {type(benchmark).__name__}; it must be a perf.harness.Benchmark")
     return benchmark

@@ -1,8 +1,8 @@
 """The engine's loop in process against transformers' `generate`, on the CPU: the default model, the same weights, float32.
 
-Cases: one stream; 16 equal streams; streams of unequal lengths that arrive faster than they can be served. In the last one both
-sides hold at most 16 streams; ours adds and drops a stream at every step, the peer takes what has arrived, pads it to one batch,
-and generates until the longest of it is done. Only the tokens that were asked for count.
+Cases: one stream and 16 equal streams, decoding alone; the 16 with their prefill; streams of unequal lengths that arrive faster
+than they can be served. In the last one both sides hold at most 16 streams; ours adds and drops a stream at every step, the peer
+takes what has arrived, pads it to one batch, and generates until the longest of it is done. Only the tokens asked for count.
 
 Options: `--set threads=2`, `--set requests=32`.
 """
@@ -94,7 +94,7 @@ class Ours:
             max_model_len=1024,
             num_pages=1024,
             max_num_seqs=STREAMS,
-            max_num_batched_tokens=128,
+            max_num_batched_tokens=512,
             enable_prefix_caching=False,
         )
 
@@ -125,6 +125,30 @@ def _timed(function: Any) -> float:
     return time.perf_counter() - start
 
 
+def _decode_row(
+    case: str, work: list[Job], ours: Ours, peer: Peer | None, repeats: int, goal: float, note: str, **more: Any
+) -> Row:
+    """Tokens per second of decoding alone: the time of the whole jobs less that of their first tokens, on both sides."""
+    first = [Job(job.arrival_s, job.prompt, 1) for job in work]
+    samples: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):  # alternating, so that a busy machine slows both
+        for side, times in zip((ours, peer), samples, strict=True):
+            if side is not None:
+                prefill_s = side.run(first)
+                times.append(side.run(work) - prefill_s)
+    tokens = sum(job.num_new - 1 for job in work)
+    return Row(
+        case,
+        tokens / statistics.median(samples[0]),
+        tokens / statistics.median(samples[1]) if samples[1] else None,
+        "tok/s",
+        f"transformers {importlib.metadata.version('transformers')} generate" if peer is not None else "",
+        goal=goal,
+        note=note,
+        **more,
+    )
+
+
 def _row(case: str, work: list[Job], ours: Ours, peer: Peer | None, repeats: int, goal: float, note: str, **more: Any) -> Row:
     samples: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):  # alternating, so that a busy machine slows both
@@ -145,7 +169,7 @@ def _row(case: str, work: list[Job], ours: Ours, peer: Peer | None, repeats: int
 
 
 def run(context: Context) -> Iterator[Row]:
-    """Measure the three cases."""
+    """Measure the cases."""
     try:
         default_model_path()
     except ModelNotFoundError as error:
@@ -171,11 +195,11 @@ def run(context: Context) -> Iterator[Row]:
     checkpoint = open_checkpoint()
     weight_bytes = sum(4 * math.prod(checkpoint.shape(name)) for name in checkpoint.names())
     one = jobs(1, 1, vocab_size=vocab_size, unequal=False, num_new=num_new)
-    yield _row(
-        f"1 stream, {num_new} new tokens, fp32", one, ours, peer, repeats, 1.3, note, limit=read_bandwidth() / weight_bytes
-    )
+    limit = read_bandwidth() / weight_bytes
+    yield _decode_row(f"1 stream, decode of {num_new} tokens, fp32", one, ours, peer, repeats, 1.3, note, limit=limit)
     equal = jobs(STREAMS, 2, vocab_size=vocab_size, unequal=False, num_new=num_new)
-    yield _row(f"{STREAMS} equal streams, {num_new} new tokens, fp32", equal, ours, peer, repeats, 2.0, note)
+    yield _decode_row(f"{STREAMS} equal streams, decode of {num_new} tokens, fp32", equal, ours, peer, repeats, 2.0, note)
+    yield _row(f"{STREAMS} equal streams, prefill and {num_new} new tokens, fp32", equal, ours, peer, repeats, 2.0, note)
     count = int(context.options.get("requests", 6 if context.quick else 32))
     unequal = jobs(count, 3, vocab_size=vocab_size, unequal=True, num_new=num_new)
     yield _row(

@@ -428,18 +428,25 @@ def mha_decode(
         or cache_shape[3] != shape[2]
         or not cache_shape[2]
         or shape[1] % cache_shape[2]
-        or v_cache.dtype != cache_dtype
+        or v_cache.dtype is not cache_dtype
         or q.stride()[2] != 1
-        or k_cache.stride()[3] != 1
-        or v_cache.stride()[3] != 1
-        or k_cache.device != device
-        or v_cache.device != device
+        or (not k_cache.is_contiguous() and k_cache.stride()[3] != 1)
+        or (not v_cache.is_contiguous() and v_cache.stride()[3] != 1)
     ):
         check_operands("attention.mha_decode", q, k_cache, v_cache, 4)
     if sliding_window is not None or logit_cap is not None or sinks is not None or out is not None:
         check_options("attention.mha_decode", q, sliding_window, True, logit_cap, sinks, out)
     page_size = cache_shape[1]
-    if plan is None or not plan.is_of(page_table, seq_lens, page_size, max_seqlen_k, device) or plan.num_reqs != shape[0]:
+    # `plan.is_of`, without the call.
+    if (
+        plan is None
+        or page_table is not plan.page_table
+        or seq_lens is not plan.seq_lens
+        or page_size != plan.page_size
+        or max_seqlen_k > plan.max_keys
+        or plan.num_reqs != shape[0]
+        or plan.device != device
+    ):
         table_shape = page_table.shape
         if (
             plan is not None
@@ -455,9 +462,12 @@ def mha_decode(
             check_paged("attention.mha_decode", q, page_size, page_table, seq_lens, max_seqlen_k, plan)
             check_int32("attention.mha_decode", "seq_lens", seq_lens, shape[0], q)
     window, cap, sink = sliding_window is not None, logit_cap is not None, sinks is not None
-    key = (device, dtype, cache_dtype, shape[2], page_size, window, cap, sink, return_lse, solution)
+    k_device, v_device = k_cache.device, v_cache.device
+    other_dtype = None if cache_dtype is dtype else cache_dtype  # hashing a dtype is slow
+    key = (device, k_device, v_device, dtype, other_dtype, shape[2], page_size, window, cap, sink, return_lse, solution)
     kernel = _DECODE.table.get(key)
     if kernel is None:
+        check_operands("attention.mha_decode", q, k_cache, v_cache, 4)  # their devices are in the key
         traits = (shape[2], page_size, window, cap, sink, return_lse)
         kernel = _DECODE.bind(key, device, (dtype, cache_dtype, cache_dtype), traits, solution)
     attended: Attended = kernel(

@@ -11,6 +11,7 @@ from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.kvcache.contract import WRITE_KV
 
+_INT64: Final = torch.int64
 _WRITE_KV: Final = BoundOp(WRITE_KV)
 
 
@@ -43,7 +44,7 @@ def write_kv(
     if is_compiling():
         _LIBRARY_OP(k, v, k_cache, v_cache, slot_mapping, solution)
         return
-    k_shape, cache_shape, device = k.shape, k_cache.shape, k.device
+    k_shape, cache_shape, dtype, cache_dtype = k.shape, k_cache.shape, k.dtype, k_cache.dtype
     if (
         len(k_shape) != 3
         or v.shape != k_shape
@@ -54,18 +55,31 @@ def write_kv(
         or slot_mapping.shape != (k_shape[0],)
         or k.stride()[2] != 1
         or v.stride()[2] != 1
-        or k_cache.stride()[3] != 1
-        or v_cache.stride()[3] != 1
+        or (not k_cache.is_contiguous() and k_cache.stride()[3] != 1)
+        or (not v_cache.is_contiguous() and v_cache.stride()[3] != 1)
+        # Compared rather than put into the key: hashing a dtype takes several times as long.
+        or v.dtype is not dtype
+        or v_cache.dtype is not cache_dtype
+        or slot_mapping.dtype is not _INT64
     ):
         _refuse(k, v, k_cache, v_cache, slot_mapping)
-    dtypes = (k.dtype, v.dtype, k_cache.dtype, v_cache.dtype)
-    devices = (v.device, k_cache.device, v_cache.device, slot_mapping.device)
-    key = (device, devices, dtypes, slot_mapping.dtype, k_shape[2], cache_shape[1], solution)
+    device = k.device
+    key = (
+        device,
+        v.device,
+        k_cache.device,
+        v_cache.device,
+        slot_mapping.device,
+        dtype,
+        None if cache_dtype is dtype else cache_dtype,
+        k_shape[2],
+        cache_shape[1],
+        solution,
+    )
     kernel = _WRITE_KV.table.get(key)
     if kernel is None:
-        if slot_mapping.dtype != torch.int64 or dtypes[0] != dtypes[1] or dtypes[2] != dtypes[3]:
-            _refuse(k, v, k_cache, v_cache, slot_mapping)
         check_devices("kvcache.write_kv", device, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
+        dtypes = (dtype, dtype, cache_dtype, cache_dtype)
         kernel = _WRITE_KV.bind(key, device, dtypes, (k_shape[2], cache_shape[1]), solution)
     kernel(k, v, k_cache, v_cache, slot_mapping)
 

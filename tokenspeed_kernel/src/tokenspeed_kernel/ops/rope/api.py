@@ -70,8 +70,21 @@ def apply_rope(
         for like, out in ((q, q_out), (k, k_out)):
             if out is not None and (out.shape != like.shape or out.dtype != dtype or out.stride()[2] != 1):
                 _refuse(q, k, positions, cos_sin_cache, q_out, k_out)
-    devices = (k.device, positions.device, cos_sin_cache.device)
-    key = (device, devices, dtype, k.dtype, positions.dtype, cos_sin_cache.dtype, q_shape[2], table_shape[1], interleaved, solution)
+    table_dtype, other_dtype = cos_sin_cache.dtype, None if k.dtype is dtype else k.dtype  # hashing a dtype is slow
+    key = (
+        device,
+        k.device,
+        positions.device,
+        cos_sin_cache.device,
+        dtype,
+        other_dtype,
+        positions.dtype,
+        table_dtype,
+        q_shape[2],
+        table_shape[1],
+        interleaved,
+        solution,
+    )
     kernel = _APPLY_ROPE.table.get(key)
     if kernel is None:
         if k.dtype != dtype or positions.dtype not in (torch.int32, torch.int64) or table_shape[1] % 2:

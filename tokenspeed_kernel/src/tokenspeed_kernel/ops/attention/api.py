@@ -420,14 +420,18 @@ def mha_decode(
         )
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    shape, cache_shape, dtype, cache_dtype, device = q.shape, k_cache.shape, q.dtype, k_cache.dtype, q.device
+    cache_shape, dtype, cache_dtype, device = k_cache.shape, q.dtype, k_cache.dtype, q.device
+    try:
+        num_reqs, num_heads, head_dim = q.shape
+        _, page_size, num_kv_heads, cache_dim = cache_shape
+    except ValueError:
+        check_operands("attention.mha_decode", q, k_cache, v_cache, 4)
+        raise
     if (
-        len(shape) != 3
-        or len(cache_shape) != 4
-        or v_cache.shape != cache_shape
-        or cache_shape[3] != shape[2]
-        or not cache_shape[2]
-        or shape[1] % cache_shape[2]
+        v_cache.shape != cache_shape
+        or cache_dim != head_dim
+        or not num_kv_heads
+        or num_heads % num_kv_heads
         or v_cache.dtype is not cache_dtype
         or q.stride()[2] != 1
         or (not k_cache.is_contiguous() and k_cache.stride()[3] != 1)
@@ -436,7 +440,6 @@ def mha_decode(
         check_operands("attention.mha_decode", q, k_cache, v_cache, 4)
     if sliding_window is not None or logit_cap is not None or sinks is not None or out is not None:
         check_options("attention.mha_decode", q, sliding_window, True, logit_cap, sinks, out)
-    page_size = cache_shape[1]
     # `plan.is_of`, without the call.
     if (
         plan is None
@@ -444,31 +447,31 @@ def mha_decode(
         or seq_lens is not plan.seq_lens
         or page_size != plan.page_size
         or max_seqlen_k > plan.max_keys
-        or plan.num_reqs != shape[0]
+        or plan.num_reqs != num_reqs
         or plan.device != device
     ):
         table_shape = page_table.shape
         if (
             plan is not None
             or len(table_shape) != 2
-            or seq_lens.shape != (shape[0],)
-            or table_shape[0] != shape[0]
+            or seq_lens.shape != (num_reqs,)
+            or table_shape[0] != num_reqs
             or table_shape[1] * page_size < max_seqlen_k
-            or page_table.dtype != _INT32
-            or seq_lens.dtype != _INT32
+            or page_table.dtype is not _INT32
+            or seq_lens.dtype is not _INT32
             or page_table.device != device
             or seq_lens.device != device
         ):
             check_paged("attention.mha_decode", q, page_size, page_table, seq_lens, max_seqlen_k, plan)
-            check_int32("attention.mha_decode", "seq_lens", seq_lens, shape[0], q)
+            check_int32("attention.mha_decode", "seq_lens", seq_lens, num_reqs, q)
     window, cap, sink = sliding_window is not None, logit_cap is not None, sinks is not None
     k_device, v_device = k_cache.device, v_cache.device
     other_dtype = None if cache_dtype is dtype else cache_dtype  # hashing a dtype is slow
-    key = (device, k_device, v_device, dtype, other_dtype, shape[2], page_size, window, cap, sink, return_lse, solution)
+    key = (device, k_device, v_device, dtype, other_dtype, head_dim, page_size, window, cap, sink, return_lse, solution)
     kernel = _DECODE.table.get(key)
     if kernel is None:
         check_operands("attention.mha_decode", q, k_cache, v_cache, 4)  # their devices are in the key
-        traits = (shape[2], page_size, window, cap, sink, return_lse)
+        traits = (head_dim, page_size, window, cap, sink, return_lse)
         kernel = _DECODE.bind(key, device, (dtype, cache_dtype, cache_dtype), traits, solution)
     attended: Attended = kernel(
         q,

@@ -45,14 +45,17 @@ def write_kv(
         _LIBRARY_OP(k, v, k_cache, v_cache, slot_mapping, solution)
         return
     k_shape, cache_shape, dtype, cache_dtype = k.shape, k_cache.shape, k.dtype, k_cache.dtype
+    try:
+        num_tokens, num_kv_heads, head_dim = k_shape
+        _, page_size, cache_heads, cache_dim = cache_shape
+    except ValueError:
+        _refuse(k, v, k_cache, v_cache, slot_mapping)
     if (
-        len(k_shape) != 3
-        or v.shape != k_shape
-        or len(cache_shape) != 4
+        v.shape != k_shape
         or v_cache.shape != cache_shape
-        or cache_shape[2] != k_shape[1]
-        or cache_shape[3] != k_shape[2]
-        or slot_mapping.shape != (k_shape[0],)
+        or cache_heads != num_kv_heads
+        or cache_dim != head_dim
+        or slot_mapping.shape != (num_tokens,)
         or k.stride()[2] != 1
         or v.stride()[2] != 1
         or (not k_cache.is_contiguous() and k_cache.stride()[3] != 1)
@@ -72,15 +75,15 @@ def write_kv(
         slot_mapping.device,
         dtype,
         None if cache_dtype is dtype else cache_dtype,
-        k_shape[2],
-        cache_shape[1],
+        head_dim,
+        page_size,
         solution,
     )
     kernel = _WRITE_KV.table.get(key)
     if kernel is None:
         check_devices("kvcache.write_kv", device, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
         dtypes = (dtype, dtype, cache_dtype, cache_dtype)
-        kernel = _WRITE_KV.bind(key, device, dtypes, (k_shape[2], cache_shape[1]), solution)
+        kernel = _WRITE_KV.bind(key, device, dtypes, (head_dim, page_size), solution)
     kernel(k, v, k_cache, v_cache, slot_mapping)
 
 

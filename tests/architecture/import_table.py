@@ -9,7 +9,7 @@ from pathlib import Path
 
 KERNEL = "tokenspeed_kernel"
 ENGINE = "tokenspeed_engine"
-PLUGINS = ("tokenspeed_kernel_x86",)
+PLUGINS = ("tokenspeed_kernel_cpu",)
 KERNEL_OPS = "kernel ops"
 EVERYTHING = "everything"
 

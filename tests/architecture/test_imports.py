@@ -16,8 +16,8 @@ import_table = importlib.util.module_from_spec(_spec)
 sys.modules["import_table"] = import_table
 _spec.loader.exec_module(import_table)
 
-PACKAGES = ("tokenspeed_kernel", "tokenspeed_engine", "tokenspeed_kernel_x86")
-PLUGINS = ("tokenspeed_kernel_x86",)
+PACKAGES = ("tokenspeed_kernel", "tokenspeed_engine", "tokenspeed_kernel_cpu")
+PLUGINS = ("tokenspeed_kernel_cpu",)
 
 
 def _source(repository: Path, package: str) -> Path:
@@ -59,7 +59,7 @@ def test_a_forbidden_import_is_found(tmp_path: Path) -> None:
 
 def test_a_plugin_may_import_what_the_kernel_package_exports_alone(tmp_path: Path) -> None:
     (tmp_path / "norm.py").write_text("from tokenspeed_kernel import Plugin\nfrom tokenspeed_kernel.dispatch import reset\n")
-    found = import_table.violations("tokenspeed_kernel_x86", tmp_path, {"norm": {"kernel ops"}}, {"Plugin"})
+    found = import_table.violations("tokenspeed_kernel_cpu", tmp_path, {"norm": {"kernel ops"}}, {"Plugin"})
     assert len(found) == 1
     assert "norm imports tokenspeed_kernel.dispatch" in found[0]
 

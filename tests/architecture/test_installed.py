@@ -11,7 +11,7 @@ import pytest
 
 PAIRS = [("tokenspeed-kernel", "tokenspeed_kernel"), ("tokenspeed-engine", "tokenspeed_engine")]
 if platform.machine().lower() in ("x86_64", "amd64"):
-    PAIRS.append(("tokenspeed-kernel-x86", "plugins/tokenspeed_kernel_x86"))
+    PAIRS.append(("tokenspeed-kernel-cpu", "plugins/tokenspeed_kernel_cpu"))
 
 
 @pytest.mark.parametrize(("distribution", "folder"), PAIRS)

@@ -14,7 +14,7 @@ import pytest
 PACKAGES = {
     "tokenspeed_kernel": "tokenspeed_kernel",
     "tokenspeed_engine": "tokenspeed_engine",
-    "tokenspeed_kernel_x86": "plugins/tokenspeed_kernel_x86",
+    "tokenspeed_kernel_cpu": "plugins/tokenspeed_kernel_cpu",
 }
 
 

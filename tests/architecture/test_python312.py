@@ -22,7 +22,7 @@ def _interpreter() -> str | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["tokenspeed_kernel", "tokenspeed_engine", "plugins/tokenspeed_kernel_x86"])
+@pytest.mark.parametrize("folder", ["tokenspeed_kernel", "tokenspeed_engine", "plugins/tokenspeed_kernel_cpu"])
 def test_builds_and_installs_alone(repository: Path, tmp_path: Path, folder: str) -> None:
     """The other Python gets no torch: dependencies are left out, and what works without torch is run."""
     interpreter = _interpreter()
@@ -33,8 +33,8 @@ def test_builds_and_installs_alone(repository: Path, tmp_path: Path, folder: str
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", repository / folder], check=True, cwd=tmp_path)
     code = {
         "tokenspeed_kernel": "import importlib.metadata as m; assert m.version('tokenspeed-kernel')",
-        "plugins/tokenspeed_kernel_x86": (
-            "from tokenspeed_kernel_x86 import _kernels; assert _kernels.instruction_set() in ('', 'avx2', 'avx512')"
+        "plugins/tokenspeed_kernel_cpu": (
+            "from tokenspeed_kernel_cpu import _kernels; assert _kernels.instruction_set() in ('', 'avx2', 'avx512')"
         ),
         "tokenspeed_engine": (
             "from tokenspeed_engine.scheduler import Scheduler, SchedulerConfig\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import get_num_threads
 
-from tokenspeed_kernel_x86 import _kernels
-from tokenspeed_kernel_x86.layout import rows_of
+from tokenspeed_kernel_cpu import _kernels
+from tokenspeed_kernel_cpu.layout import rows_of
 
 
 def silu_and_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -31,4 +31,4 @@ def test_every_op_has_cases() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case: Case, instruction_set: str) -> None:
-    check_case(case, solution="x86", device=CPU, dtype=torch.float32)
+    check_case(case, solution="cpu_native", device=CPU, dtype=torch.float32)

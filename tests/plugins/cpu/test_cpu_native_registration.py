@@ -14,12 +14,12 @@ from tokenspeed_kernel.config import KernelConfig
 from tokenspeed_kernel.plugins import load_registry
 
 KERNELS = {
-    "x86_apply_rope",
-    "x86_fused_add_rms_norm",
-    "x86_mha_decode",
-    "x86_rms_norm",
-    "x86_silu_and_mul",
-    "x86_write_kv",
+    "cpu_native_apply_rope",
+    "cpu_native_fused_add_rms_norm",
+    "cpu_native_mha_decode",
+    "cpu_native_rms_norm",
+    "cpu_native_silu_and_mul",
+    "cpu_native_write_kv",
 }
 DECODE = ("explain", "attention.mha_decode", "--trait", "head_dim=64", "--trait", "page_size=16")
 
@@ -34,23 +34,23 @@ def _cli(*arguments: str, **environment: str) -> str:
 
 def test_the_plugin_is_installed_and_whole() -> None:
     registry = load_registry(KernelConfig())
-    record = next((one for one in registry.plugins if one.name == "x86"), None)
-    assert record is not None, "the plugin is not installed: pip install ./plugins/tokenspeed_kernel_x86"
+    record = next((one for one in registry.plugins if one.name == "cpu_native"), None)
+    assert record is not None, "the plugin is not installed: pip install ./plugins/tokenspeed_kernel_cpu"
     assert record.loaded, record.error
-    assert record.provides == KERNELS | {"x86"}
+    assert record.provides == KERNELS | {"cpu_native"}
 
 
 def test_list_shows_it() -> None:
     listed = _cli("list")
     assert all(name in listed for name in KERNELS)
-    assert "plugin x86 (tokenspeed-kernel-x86 0.1.0): loaded" in listed
+    assert "plugin cpu_native (tokenspeed-kernel-cpu 0.1.0): loaded" in listed
 
 
 def test_it_is_chosen_for_float32_on_the_cpu_alone() -> None:
-    assert "x86_mha_decode: chosen" in _cli(*DECODE, "--platform", "cpu+avx2", "--dtype", "fp32")
+    assert "cpu_native_mha_decode: chosen" in _cli(*DECODE, "--platform", "cpu+avx2", "--dtype", "fp32")
     half = _cli(*DECODE, "--platform", "cpu+avx2", "--dtype", "bf16")
     assert "cpu_mha_decode: chosen" in half
-    assert "x86_mha_decode: rejected" in half
+    assert "cpu_native_mha_decode: rejected" in half
 
 
 def test_a_processor_without_avx2_is_the_reason() -> None:
@@ -60,19 +60,19 @@ def test_a_processor_without_avx2_is_the_reason() -> None:
 
 
 def test_it_can_be_left_out() -> None:
-    assert "cpu_mha_decode: chosen" in _cli(*DECODE, "--dtype", "fp32", TOKENSPEED_KERNEL_DISABLE_PLUGINS="x86")
+    assert "cpu_mha_decode: chosen" in _cli(*DECODE, "--dtype", "fp32", TOKENSPEED_KERNEL_DISABLE_PLUGINS="cpu_native")
 
 
 def test_listing_loads_no_kernel() -> None:
     code = (
         "import sys; from tokenspeed_kernel.plugins import load_registry; load_registry();"
-        "assert 'tokenspeed_kernel_x86.plugin' in sys.modules; print('tokenspeed_kernel_x86._kernels' in sys.modules)"
+        "assert 'tokenspeed_kernel_cpu.plugin' in sys.modules; print('tokenspeed_kernel_cpu._kernels' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_threads_are_those_of_pytorch() -> None:
-    from tokenspeed_kernel_x86 import _kernels
+    from tokenspeed_kernel_cpu import _kernels
 
     torch.ones(8) + 1
     assert _kernels.instruction_set() in ("avx2", "avx512")

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace tokenspeed_x86 {
+namespace tokenspeed_cpu {
 
 // Rows of `columns` neighbouring floats; row i lies at (i / inner) * outer_stride + (i % inner) * inner_stride.
 struct Rows {
@@ -81,4 +81,4 @@ struct KernelTable {
 extern const KernelTable kAvx2;
 extern const KernelTable kAvx512;
 
-}  // namespace tokenspeed_x86
+}  // namespace tokenspeed_cpu

@@ -6,7 +6,7 @@
 
 namespace {
 
-using namespace tokenspeed_x86;
+using namespace tokenspeed_cpu;
 
 inline float* row_of(const Rows& rows, int64_t row) {
   return rows.data + (row / rows.inner) * rows.outer_stride + (row % rows.inner) * rows.inner_stride;

@@ -9,7 +9,7 @@
 
 namespace nb = nanobind;
 
-namespace tokenspeed_x86 {
+namespace tokenspeed_cpu {
 namespace {
 
 // Below these a second thread costs more than it saves: elements of rows, bytes of keys and values.
@@ -28,7 +28,7 @@ const KernelTable* best_table() {
 const KernelTable* active = best_table();
 
 const KernelTable& table() {
-  if (active == nullptr) throw std::runtime_error("tokenspeed_kernel_x86: this processor lacks AVX2 or FMA");
+  if (active == nullptr) throw std::runtime_error("tokenspeed_kernel_cpu: this processor lacks AVX2 or FMA");
   return *active;
 }
 
@@ -49,7 +49,7 @@ void use_instruction_set(const char* name) {
 // A tensor on the meta device has a shape and no memory.
 void need_memory(uintptr_t address, int64_t elements) {
   if (address == 0 && elements > 0) {
-    throw std::invalid_argument("tokenspeed_kernel_x86: a tensor has no memory (device meta): pass solution=\"cpu\"");
+    throw std::invalid_argument("tokenspeed_kernel_cpu: a tensor has no memory (device meta): pass solution=\"cpu\"");
   }
 }
 
@@ -194,4 +194,4 @@ NB_MODULE(_kernels, m) {
   m.def("mha_decode", &mha_decode);
 }
 
-}  // namespace tokenspeed_x86
+}  // namespace tokenspeed_cpu

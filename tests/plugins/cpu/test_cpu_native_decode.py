@@ -20,11 +20,11 @@ def _check(batch: Batch, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
     call = {**decode_inputs(batch), **more}
     want, want_lse = mha_decode(**call, return_lse=True, solution="reference")
     out = torch.full_like(call["q"], math.nan)
-    got, lse = mha_decode(**call, return_lse=True, out=out, solution="x86")
+    got, lse = mha_decode(**call, return_lse=True, out=out, solution="cpu_native")
     assert got is out
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(lse, want_lse, rtol=1e-5, atol=1e-5)
-    assert torch.equal(mha_decode(**call, solution="x86"), got)
+    assert torch.equal(mha_decode(**call, solution="cpu_native"), got)
     return got, lse
 
 
@@ -56,13 +56,14 @@ def test_a_page_in_the_middle_is_missing() -> None:
 def test_large_logits_do_not_overflow() -> None:
     call = decode_inputs(Batch("", (1, 1), (90, 40), 4, 2, 16, 16))
     call["q"] *= 300
-    torch.testing.assert_close(mha_decode(**call, solution="x86"), mha_decode(**call, solution="reference"), rtol=1e-4, atol=1e-4)
+    want = mha_decode(**call, solution="reference")
+    torch.testing.assert_close(mha_decode(**call, solution="cpu_native"), want, rtol=1e-4, atol=1e-4)
 
 
 def test_other_strides() -> None:
     batch = Batch("", (1,) * 3, (40, 7, 90), 4, 2, 16, 16)
     call = decode_inputs(batch)
-    want = mha_decode(**call, solution="x86")
+    want = mha_decode(**call, solution="cpu_native")
     pool = torch.full((call["k_cache"].shape[0], 2, 16, 3, 16), math.nan)
     for name, place in (("k_cache", pool[:, 0, :, 1:]), ("v_cache", pool[:, 1, :, :2])):
         call[name] = place.copy_(call[name])
@@ -70,7 +71,7 @@ def test_other_strides() -> None:
     call["page_table"] = call["page_table"].repeat_interleave(2, dim=1)[:, ::2]
     call["seq_lens"] = call["seq_lens"].repeat_interleave(2)[::2]
     out = torch.full((3, 8, 16), math.nan)
-    assert torch.equal(mha_decode(**call, out=out[:, 2:6], solution="x86"), want)
+    assert torch.equal(mha_decode(**call, out=out[:, 2:6], solution="cpu_native"), want)
     assert out[:, :2].isnan().all()
     assert out[:, 6:].isnan().all()
 
@@ -82,7 +83,7 @@ def test_results_do_not_depend_on_threads_or_batch() -> None:
         try:
             for count in (1, 2, 3):
                 torch.set_num_threads(count)
-                results.append(mha_decode(**call, return_lse=True, solution="x86"))
+                results.append(mha_decode(**call, return_lse=True, solution="cpu_native"))
         finally:
             torch.set_num_threads(threads)
         for out, lse in results[1:]:
@@ -90,17 +91,17 @@ def test_results_do_not_depend_on_threads_or_batch() -> None:
             assert torch.equal(lse, results[0][1])
         for row in range(len(lengths)):
             one = {**call, **{name: call[name][row : row + 1] for name in ("q", "page_table", "seq_lens")}}
-            assert torch.equal(mha_decode(**one, solution="x86"), results[0][0][row : row + 1])
+            assert torch.equal(mha_decode(**one, solution="cpu_native"), results[0][0][row : row + 1])
 
 
 def test_several_python_threads_at_once() -> None:
     calls = [decode_inputs(Batch("", (1,) * 8, (200,) * 8, 9, 3, 64, 16), seed=seed) for seed in range(4)]
-    want = [mha_decode(**call, solution="x86") for call in calls]
+    want = [mha_decode(**call, solution="cpu_native") for call in calls]
     same = [True] * 4
 
     def work(index: int) -> None:
         for _ in range(50):
-            same[index] &= torch.equal(mha_decode(**calls[index], solution="x86"), want[index])
+            same[index] &= torch.equal(mha_decode(**calls[index], solution="cpu_native"), want[index])
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
     for thread in threads:
@@ -115,5 +116,5 @@ def test_a_length_beyond_the_page_table_is_refused() -> None:
     call["seq_lens"] = torch.tensor([5, 4 * call["page_table"].shape[1] + 1], dtype=torch.int32)
     out = torch.full_like(call["q"], math.nan)
     with pytest.raises(ShapeError, match=r"seq_lens <= max_pages \* page_size = 16"):
-        mha_decode(**call, out=out, solution="x86")
+        mha_decode(**call, out=out, solution="cpu_native")
     assert out.isnan().all()

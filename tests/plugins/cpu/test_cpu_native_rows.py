@@ -25,12 +25,12 @@ def test_silu_is_accurate_everywhere() -> None:
     gate = torch.cat((torch.linspace(-87, 87, 40001), torch.logspace(-30, 1, 4000), -torch.logspace(-30, 1, 4000)))
     gate_up = torch.cat((gate, torch.ones_like(gate)))[None]
     exact = gate.double() / (1 + torch.exp(-gate.double()))
-    assert _relative_error(silu_and_mul(gate_up, solution="x86")[0], exact) < 1e-6
+    assert _relative_error(silu_and_mul(gate_up, solution="cpu_native")[0], exact) < 1e-6
 
 
 def test_silu_at_the_ends() -> None:
     gate = torch.tensor([math.nan, math.inf, -math.inf, 0.0, 3e38, -3e38, -95.0, 200.0])
-    got = silu_and_mul(torch.cat((gate, torch.ones(8))), solution="x86")
+    got = silu_and_mul(torch.cat((gate, torch.ones(8))), solution="cpu_native")
     assert got[:3].isnan().tolist() == [True, False, True]  # -inf * 0
     assert got[1] == math.inf
     assert got[3] == 0
@@ -47,42 +47,42 @@ def test_norm_is_accurate(hidden: int) -> None:
     weight = torch.rand(hidden, generator=generator) + 0.5
     total = x + residual
     exact = total.double() * torch.rsqrt(total.double().square().mean(-1, keepdim=True) + 1e-5) * weight.double()
-    got, got_total = fused_add_rms_norm(x, residual, weight, eps=1e-5, solution="x86")
+    got, got_total = fused_add_rms_norm(x, residual, weight, eps=1e-5, solution="cpu_native")
     assert torch.equal(got_total, total)
     assert _relative_error(got, exact) < 1e-6
-    assert torch.equal(rms_norm(total, weight, eps=1e-5, solution="x86"), got)
+    assert torch.equal(rms_norm(total, weight, eps=1e-5, solution="cpu_native"), got)
 
 
 def test_norm_of_heads_in_a_projection() -> None:
     heads = torch.randn(6, 5, 16)[:, 1:4]
     weight = torch.randn(16)
-    assert torch.equal(rms_norm(heads, weight, solution="x86"), rms_norm(heads.contiguous(), weight, solution="x86"))
+    assert torch.equal(rms_norm(heads, weight, solution="cpu_native"), rms_norm(heads.contiguous(), weight, solution="cpu_native"))
 
 
 def test_norm_outputs_may_be_the_inputs() -> None:
     x, residual, weight = torch.randn(3, 40), torch.randn(3, 40), torch.randn(40)
-    want, total = fused_add_rms_norm(x, residual, weight, solution="x86")
+    want, total = fused_add_rms_norm(x, residual, weight, solution="cpu_native")
     out, residual_out = x.clone(), residual.clone()
-    fused_add_rms_norm(out, residual_out, weight, out=out, residual_out=residual_out, solution="x86")
+    fused_add_rms_norm(out, residual_out, weight, out=out, residual_out=residual_out, solution="cpu_native")
     assert torch.equal(out, want)
     assert torch.equal(residual_out, total)
     alone = x.clone()
-    rms_norm(alone, weight, out=alone, solution="x86")
-    assert torch.equal(alone, rms_norm(x, weight, solution="x86"))
+    rms_norm(alone, weight, out=alone, solution="cpu_native")
+    assert torch.equal(alone, rms_norm(x, weight, solution="cpu_native"))
 
 
 def test_outputs_with_strides_of_their_own() -> None:
     x, weight = torch.randn(2, 3, 10), torch.randn(10)
     outs = [torch.full((2, 10, 3), math.nan).transpose(1, 2) for _ in range(3)]
-    assert rms_norm(x, weight, out=outs[0], solution="x86") is outs[0]
-    assert torch.equal(outs[0], rms_norm(x, weight, solution="x86"))
-    normed, total = fused_add_rms_norm(x, x, weight, out=outs[1], residual_out=outs[2], solution="x86")
+    assert rms_norm(x, weight, out=outs[0], solution="cpu_native") is outs[0]
+    assert torch.equal(outs[0], rms_norm(x, weight, solution="cpu_native"))
+    normed, total = fused_add_rms_norm(x, x, weight, out=outs[1], residual_out=outs[2], solution="cpu_native")
     assert normed is outs[1]
     assert total is outs[2]
     assert torch.equal(total, x + x)
     half = torch.full((2, 5, 3), math.nan).transpose(1, 2)
-    assert silu_and_mul(x, out=half, solution="x86") is half
-    assert torch.equal(half, silu_and_mul(x, solution="x86"))
+    assert silu_and_mul(x, out=half, solution="cpu_native") is half
+    assert torch.equal(half, silu_and_mul(x, solution="cpu_native"))
 
 
 def test_rows_do_not_depend_on_their_batch_or_the_threads() -> None:
@@ -90,14 +90,14 @@ def test_rows_do_not_depend_on_their_batch_or_the_threads() -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        normed, gated = rms_norm(x, weight, solution="x86"), silu_and_mul(x[:, 1:], solution="x86")
+        normed, gated = rms_norm(x, weight, solution="cpu_native"), silu_and_mul(x[:, 1:], solution="cpu_native")
         torch.set_num_threads(1)
-        assert torch.equal(rms_norm(x, weight, solution="x86"), normed)
-        assert torch.equal(silu_and_mul(x[:, 1:], solution="x86"), gated)
+        assert torch.equal(rms_norm(x, weight, solution="cpu_native"), normed)
+        assert torch.equal(silu_and_mul(x[:, 1:], solution="cpu_native"), gated)
     finally:
         torch.set_num_threads(threads)
-    assert torch.equal(rms_norm(x[7], weight, solution="x86"), normed[7])
-    assert torch.equal(silu_and_mul(x[7:9, 1:], solution="x86"), gated[7:9])
+    assert torch.equal(rms_norm(x[7], weight, solution="cpu_native"), normed[7])
+    assert torch.equal(silu_and_mul(x[7:9, 1:], solution="cpu_native"), gated[7:9])
 
 
 def _rope(interleaved: bool = False, dtype: torch.dtype = torch.int64) -> dict[str, Any]:
@@ -117,10 +117,10 @@ def _rope(interleaved: bool = False, dtype: torch.dtype = torch.int64) -> dict[s
 def test_rope_in_place_and_partial(interleaved: bool, dtype: torch.dtype) -> None:
     call = _rope(interleaved, dtype)
     want = apply_rope(**call, solution="reference")
-    got = apply_rope(**call, solution="x86")
+    got = apply_rope(**call, solution="cpu_native")
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
     call["positions"] = torch.stack((call["positions"], call["positions"]), dim=1)[:, 0]  # with a stride
-    q, k = apply_rope(**call, q_out=call["q"], k_out=call["k"], solution="x86")
+    q, k = apply_rope(**call, q_out=call["q"], k_out=call["k"], solution="cpu_native")
     assert q is call["q"]
     assert k is call["k"]
     assert torch.equal(q, got[0])
@@ -131,10 +131,10 @@ def test_rope_output_over_another_input() -> None:
     call = _rope()
     memory = torch.randn(4, 5, 20)
     memory[:, :3] = call["q"]
-    want = apply_rope(**call, solution="x86")
+    want = apply_rope(**call, solution="cpu_native")
     call["q"] = memory[:, :3]
     shifted = memory[:, 1:4]
-    q, _ = apply_rope(**call, q_out=shifted, solution="x86")
+    q, _ = apply_rope(**call, q_out=shifted, solution="cpu_native")
     assert q is shifted
     assert torch.equal(shifted, want[0])
 
@@ -145,14 +145,14 @@ def test_rope_refuses_a_position_beyond_the_table(position: int) -> None:
     call["positions"][2] = position
     before = call["q"].clone()
     with pytest.raises(IndexError, match=rf"positions in 0\.\.8, got {position}"):
-        apply_rope(**call, q_out=call["q"], k_out=call["k"], solution="x86")
+        apply_rope(**call, q_out=call["q"], k_out=call["k"], solution="cpu_native")
     assert torch.equal(call["q"], before)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_write_kv(shape: Shape) -> None:
     mine, truth = inputs(shape), inputs(shape)
-    write_kv(**mine, solution="x86")
+    write_kv(**mine, solution="cpu_native")
     write_kv(**truth, solution="reference")
     assert torch.equal(mine["k_cache"], truth["k_cache"])
     assert torch.equal(mine["v_cache"], truth["v_cache"])
@@ -165,7 +165,7 @@ def test_write_kv_into_a_slice_of_a_pool() -> None:
     mine["k_cache"], mine["v_cache"] = pool[:, 0, :, :2], pool[:, 1, :, 1:]
     mine["k_cache"].copy_(truth["k_cache"])
     mine["v_cache"].copy_(truth["v_cache"])
-    write_kv(**mine, solution="x86")
+    write_kv(**mine, solution="cpu_native")
     write_kv(**truth, solution="reference")
     assert torch.equal(mine["k_cache"], truth["k_cache"])
     assert torch.equal(mine["v_cache"], truth["v_cache"])
@@ -176,4 +176,4 @@ def test_write_kv_into_a_slice_of_a_pool() -> None:
 def test_a_tensor_without_memory_is_refused() -> None:
     x = torch.empty(2, 8, device="meta")
     with pytest.raises(ValueError, match="no memory"):
-        silu_and_mul(x, solution="x86")
+        silu_and_mul(x, solution="cpu_native")

@@ -8,7 +8,7 @@ import torch
 from torch import get_num_threads
 
 from tokenspeed_kernel import ShapeError
-from tokenspeed_kernel_x86 import _kernels
+from tokenspeed_kernel_cpu import _kernels
 
 
 def mha_decode(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tokenspeed_kernel_x86 import _kernels
+from tokenspeed_kernel_cpu import _kernels
 
 
 def write_kv(

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace tokenspeed_x86 {
+namespace tokenspeed_cpu {
 
 // PyTorch's products run on its OpenMP team, whose threads go on spinning for a while: threads of our own would compete with
 // them for the cores. So the same team is used, through the entry point that compilers call. It is looked up and not linked,
@@ -42,4 +42,4 @@ void parallel_for(int64_t count, int threads, const Body& body) {
       &shared, static_cast<unsigned>(threads), 0);
 }
 
-}  // namespace tokenspeed_x86
+}  // namespace tokenspeed_cpu

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(params=["avx2", "avx512"])
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """Let the kernels use one instruction set, and then what they had."""
-    from tokenspeed_kernel_x86 import _kernels
+    from tokenspeed_kernel_cpu import _kernels
 
     before = _kernels.instruction_set()
     try:

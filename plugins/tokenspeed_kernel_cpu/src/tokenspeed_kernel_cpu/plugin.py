@@ -13,16 +13,16 @@ def _spec(op: str, operands: tuple[str, ...], *options: str) -> KernelSpec:
     family, _, name = op.partition(".")
     return KernelSpec(
         op=op,
-        name=f"x86_{name}",
-        solution="x86",
+        name=f"cpu_native_{name}",
+        solution="cpu_native",
         # Above the built-in CPU kernels, and below the band of plugins: a kernel of someone else's still outranks these.
         band=Band.SPECIALIZED,
-        implementation=f"tokenspeed_kernel_x86.{family}:{name}",
+        implementation=f"tokenspeed_kernel_cpu.{family}:{name}",
         # "avx2" means AVX2 and FMA. The AVX-512 code is chosen inside.
         capability=Capability(("cpu",), features=frozenset({"avx2"})),
         formats=Signature.same(operands, ("fp32",)),
         traits=dict.fromkeys(options, _EITHER),
-        requires=("tokenspeed_kernel_x86._kernels",),
+        requires=("tokenspeed_kernel_cpu._kernels",),
         verified=(Verified(VerifiedBy.SILICON, "x86-64 AVX2 and AVX-512"),),
     )
 
@@ -42,4 +42,4 @@ PLUGIN: Final = Plugin(
         ),
     ),
 )
-"""Read by `tokenspeed_kernel` through the entry point `x86`."""
+"""Read by `tokenspeed_kernel` through the entry point `cpu_native`."""

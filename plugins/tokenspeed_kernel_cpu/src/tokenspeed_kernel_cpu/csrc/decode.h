@@ -8,7 +8,7 @@
 
 namespace {
 
-using namespace tokenspeed_x86;
+using namespace tokenspeed_cpu;
 
 constexpr int64_t kBlock = 32;  // keys between two updates of the running maximum
 constexpr float kNothing = -__builtin_inff();

@@ -1,5 +1,5 @@
 """Plugin of `tokenspeed_kernel`: float32 kernels for x86-64 processors. `plugin.PLUGIN` says what it offers."""
 
-from tokenspeed_kernel_x86._version import __version__
+from tokenspeed_kernel_cpu._version import __version__
 
 __all__ = ["__version__"]

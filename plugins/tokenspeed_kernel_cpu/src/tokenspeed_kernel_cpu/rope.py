@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import get_num_threads
 
-from tokenspeed_kernel_x86 import _kernels
+from tokenspeed_kernel_cpu import _kernels
 
 
 def apply_rope(

@@ -4,8 +4,8 @@
 #include "decode.h"
 #include "rows.h"
 
-namespace tokenspeed_x86 {
+namespace tokenspeed_cpu {
 
 const KernelTable TOKENSPEED_TABLE = {TOKENSPEED_NAME, rms_norm, silu_and_mul, apply_rope, mha_decode};
 
-}  // namespace tokenspeed_x86
+}  // namespace tokenspeed_cpu

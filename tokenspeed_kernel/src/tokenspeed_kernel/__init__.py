@@ -8,6 +8,7 @@ Importing this package starts no device and imports no kernel.
 from tokenspeed_kernel._version import __version__
 from tokenspeed_kernel.errors import (
     ConfigError,
+    ConfigWarning,
     FormatError,
     KernelLoadError,
     NoKernelError,
@@ -21,6 +22,7 @@ from tokenspeed_kernel.errors import (
 )
 from tokenspeed_kernel.platform import Platform, Vendor, current_platform, parse_platform
 from tokenspeed_kernel.plugins import API_VERSION, Plugin
+from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import Format, Signature
 from tokenspeed_kernel.spec import (
     ANYWHERE,
@@ -44,6 +46,7 @@ __all__ = [
     "Band",
     "Capability",
     "ConfigError",
+    "ConfigWarning",
     "Format",
     "FormatError",
     "KernelLoadError",
@@ -59,6 +62,7 @@ __all__ = [
     "PluginError",
     "PluginWarning",
     "PowerOfTwo",
+    "QuantizedTensor",
     "Range",
     "RegistrationError",
     "ShapeError",

@@ -32,10 +32,23 @@ def _peer(op: str) -> Callable[..., torch.Tensor]:
         "activation.silu_and_mul": lambda gate_up: (
             functional.silu(gate_up[..., : gate_up.shape[-1] // 2]) * gate_up[..., gate_up.shape[-1] // 2 :]
         ),
+        "activation.swiglu_clamped": _swiglu_clamped,
+        "activation.gelu_and_mul": lambda gate_up, approximate: (
+            functional.gelu(gate_up[..., : gate_up.shape[-1] // 2], approximate=approximate)
+            * gate_up[..., gate_up.shape[-1] // 2 :]
+        ),
         "embedding.embedding": lambda token_ids, weight: functional.embedding(input=token_ids, weight=weight),
         "gemm.mm": lambda x, weight, bias: functional.linear(input=x, weight=weight, bias=bias),
     }
     return functions[op]
+
+
+def _swiglu_clamped(
+    gate_up: torch.Tensor, limit: float, alpha: float = 1.0, up_offset: float = 0.0, interleaved: bool = False
+) -> torch.Tensor:
+    gate, up = (gate_up[..., ::2], gate_up[..., 1::2]) if interleaved else gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + up_offset)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

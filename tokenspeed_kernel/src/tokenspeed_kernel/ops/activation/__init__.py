@@ -1,5 +1,5 @@
 """Activation ops."""
 
-from tokenspeed_kernel.ops.activation.api import silu_and_mul
+from tokenspeed_kernel.ops.activation.api import gelu_and_mul, silu_and_mul, swiglu_clamped
 
-__all__ = ["silu_and_mul"]
+__all__ = ["gelu_and_mul", "silu_and_mul", "swiglu_clamped"]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernel.ops.activation.contract import SILU_AND_MUL
+from tokenspeed_kernel.ops.activation.contract import CONTRACTS
 from tokenspeed_kernel.spec import ANYWHERE, Band, KernelSpec
 
 __all__ = ["SPECS"]
 
-SPECS = (
+SPECS = tuple(
     KernelSpec(
-        op=SILU_AND_MUL.name,
-        name="reference_silu_and_mul",
+        op=contract.name,
+        name=f"reference_{contract.name.partition('.')[2]}",
         solution="reference",
         band=Band.REFERENCE,
-        implementation="tokenspeed_kernel.ops.activation.reference:silu_and_mul",
+        implementation=f"tokenspeed_kernel.ops.activation.reference:{contract.name.partition('.')[2]}",
         capability=ANYWHERE,
-    ),
+    )
+    for contract in CONTRACTS
 )

@@ -30,13 +30,24 @@ _TOLERANCE: Mapping[torch.dtype, Tolerance] = {
 class Case:
     """One call of an op.
 
+    An op may return nothing, a tensor, a tuple of tensors, or an object that holds some (a `QuantizedTensor`). All tensors in
+    it are compared: those of the dtypes in `tolerance` and the usual floats within a tolerance, the others exactly.
+
     Args:
         op: `family.op`.
         label: what is special about it, with the shape; unique within the op.
-        build: makes the arguments from (CPU generator, device, dtype); the same generator state gives the same values.
-        outputs: names of the optional output arguments, in the order in which the op returns them.
+        build: makes the arguments from (CPU generator, device, dtype); the same generator state gives the same values. Tensors
+            may be views of larger ones: what lies around them must stay as it is.
+        outputs: names of the optional output arguments, in the order in which the op returns them; empty where it has none.
         tolerance: by dtype of the output, where the usual one does not fit; say why beside it.
         bench: it is a size worth timing (and too large for an interpreter).
+        mutated: names of the arguments that the op writes in place (a cache); they are compared as outputs are.
+        dtypes: those that `build` may be asked for; empty for fp32, bf16 and fp16.
+        comparable: turns the op's result into what is compared, where equal bits are not what the op promises: the values of a
+            packed tensor, the ids in sorted order.
+        moved_bytes: least number of bytes that the call must read and write, from (arguments, result); where left out, every
+            tensor of the arguments and of the result is counted once, and one that is written in place twice.
+        flops: number of floating-point operations, from the arguments; None where bandwidth alone is the limit.
     """
 
     op: str
@@ -45,10 +56,19 @@ class Case:
     outputs: tuple[str, ...] = ("out",)
     tolerance: Mapping[torch.dtype, Tolerance] = field(default_factory=dict)
     bench: bool = False
+    mutated: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
+    comparable: Callable[[Any], Any] | None = None
+    moved_bytes: Callable[[dict[str, Any], Any], int] | None = None
+    flops: Callable[[dict[str, Any]], int] | None = None
 
     def tolerance_of(self, dtype: torch.dtype) -> Tolerance:
-        """The tolerance for an output of that dtype; integers must agree exactly."""
+        """The tolerance for an output of that dtype; of one that is not listed, each number must agree exactly."""
         return self.tolerance.get(dtype) or _TOLERANCE.get(dtype) or Tolerance(0.0, 0.0)
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Say whether `build` may be asked for inputs of that dtype."""
+        return dtype in (self.dtypes or _TOLERANCE)
 
     def __str__(self) -> str:
         return f"{self.op}[{self.label}]"

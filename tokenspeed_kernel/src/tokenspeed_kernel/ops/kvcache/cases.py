@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+
+from tokenspeed_kernel.case import Case
+from tokenspeed_kernel.ops.kvcache.contract import WRITE_KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +42,15 @@ SHAPES: Final = (
 
 
 def inputs(
-    shape: Shape, *, dtype: torch.dtype = torch.float32, cache_dtype: torch.dtype | None = None, device: str = "cpu"
+    shape: Shape,
+    *,
+    dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
+    device: str = "cpu",
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Arguments of `write_kv`: k and v are slices of one projection, as an engine has them."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     heads = (shape.num_kv_heads, shape.head_dim)
     made = torch.randn((shape.num_tokens, 4 * shape.num_kv_heads, shape.head_dim), generator=generator).to(device, dtype)
     caches = torch.randn((2, shape.num_pages, shape.page_size, *heads), generator=generator).to(device, cache_dtype or dtype)
@@ -55,3 +64,52 @@ def inputs(
         "v_cache": caches[1],
         "slot_mapping": slots.to(device),
     }
+
+
+def _interleaved(made: dict[str, Any]) -> dict[str, Any]:
+    """Keys and values of a page side by side in one pool, and a page in front of it: the caches are not contiguous."""
+    pool = torch.stack((made["k_cache"], made["v_cache"]), dim=1)
+    pool = torch.cat((pool[:1], pool))[1:]
+    return {**made, "k_cache": pool[:, 0], "v_cache": pool[:, 1]}
+
+
+def _build(
+    shape: Shape, cache_dtype: torch.dtype | None = None, *, interleaved: bool = False
+) -> Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]:
+    def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+        made = inputs(shape, dtype=dtype, cache_dtype=cache_dtype, device=str(device), seed=generator.initial_seed())
+        return _interleaved(made) if interleaved else made
+
+    return build
+
+
+_CACHES: Final = ("k_cache", "v_cache")
+
+
+def _moved_bytes(made: dict[str, Any], result: Any) -> int:
+    """New keys and values are read and written once; nothing else of the pool is touched."""
+    k, cache = made["k"], made["k_cache"]
+    return int(2 * k.numel() * (k.element_size() + cache.element_size()) + 8 * len(made["slot_mapping"]))
+
+
+CASES: Final = (
+    *(Case(WRITE_KV.name, shape.name, _build(shape), outputs=(), mutated=_CACHES) for shape in SHAPES),
+    *(
+        Case(WRITE_KV.name, f"odd_sizes, {name} cache", _build(SHAPES[4], kept), outputs=(), mutated=_CACHES)
+        for name, kept in (("fp32", torch.float32), ("fp16", torch.float16))
+    ),
+    Case(WRITE_KV.name, "interleaved pool", _build(SHAPES[4], interleaved=True), outputs=(), mutated=_CACHES),
+    *(
+        Case(
+            WRITE_KV.name,
+            shape.name,
+            _build(shape),
+            outputs=(),
+            mutated=_CACHES,
+            bench=True,
+            moved_bytes=_moved_bytes,
+        )
+        for shape in (Shape("64 tokens 8x128", 64, 512, 16, 8, 128), Shape("4096 tokens 8x128", 4096, 512, 16, 8, 128))
+    ),
+)
+"""Every kernel of the family meets these."""

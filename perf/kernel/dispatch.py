@@ -7,10 +7,12 @@ the overhead alone: next to a real kernel of 10 us it would drown in noise.
 from __future__ import annotations
 
 import gc
+import inspect
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
@@ -47,19 +49,41 @@ def _cases() -> Iterator[tuple[str, str, tuple[Any, ...], dict[str, Any]]]:
     yield "attention.mha_decode", "plan", (q, cache, cache, pages, lengths), {"max_seqlen_k": 9, "plan": made}
 
 
+def _empty_like(kernel: Callable[..., Any], result: object) -> Callable[..., Any]:
+    """A function with the kernel's own parameters and defaults that only returns `result`.
+
+    A stand-in with `**kwargs` would build a dictionary at each call, which no kernel does.
+    """
+    signature = inspect.signature(kernel, eval_str=False)
+    plain = [
+        one.replace(annotation=inspect.Parameter.empty, default=one.empty if one.default is one.empty else _Default(index))
+        for index, one in enumerate(signature.parameters.values())
+    ]
+    defaults = {f"default_{index}": one.default for index, one in enumerate(signature.parameters.values())}
+    namespace: dict[str, Any] = {"result": result, **defaults}
+    header = signature.replace(parameters=plain, return_annotation=inspect.Signature.empty)
+    exec(f"def empty_kernel{header}:\n    return result", namespace)
+    return cast(Callable[..., Any], namespace["empty_kernel"])
+
+
+@dataclass(frozen=True)
+class _Default:
+    """Shows as the name under which the default value is found."""
+
+    index: int
+
+    def __repr__(self) -> str:
+        return f"default_{self.index}"
+
+
 def _with_empty_kernel(public: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """Bind the op for these arguments, then put a function that does nothing in the kernel's place in its table."""
     dispatch.reset()
     result = public(*args, **kwargs)
-
-    def empty_kernel(*_args: object, **_kwargs: object) -> object:
-        return result
-
-    tables = [op.table for op in dispatch.bound_ops() if op.table]
-    for table in tables:
-        for key in table:
-            table[key] = empty_kernel
-    return empty_kernel
+    (op,) = (op for op in dispatch.bound_ops() if op.table)
+    ((key, kernel),) = op.table.items()
+    op.table[key] = _empty_like(kernel, result)
+    return op.table[key]
 
 
 def _samples_us(ours: Callable[[], None], direct: Callable[[], None], count: int) -> tuple[list[float], list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tokenspeed_kernel.dispatch import BoundOp, load_kernel, use_registry
 from tokenspeed_kernel.errors import KernelLoadError, NoKernelError, PlatformError
 from tokenspeed_kernel.ops.norm import rms_norm
 from tokenspeed_kernel.registry import Registry
-from tokenspeed_kernel.spec import CPU, Band, KernelSpec, OpContract
+from tokenspeed_kernel.spec import ANYWHERE, CPU, Band, KernelSpec, OpContract
 
 CPU_DEVICE = torch.device("cpu")
 FP32 = (torch.float32, torch.float32)
@@ -120,3 +121,13 @@ def test_real_op_through_the_table() -> None:
     assert rms_norm(x.double(), weight, solution="reference").dtype is torch.float64
     with pytest.raises(PlatformError):
         BoundOp(OpContract("toy.op", ("x",), ("x",))).kernel(torch.device("mps"), (torch.float32,))
+
+
+def test_a_kernel_that_takes_keywords_only_serves_an_op_that_passes_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel(x: object, *, scale: object, out: object) -> tuple[object, ...]:
+        return x, scale, out
+
+    monkeypatch.setitem(sys.modules, "keyword_kernels", types.SimpleNamespace(kernel=kernel))
+    contract = OpContract("norm.scaled", ("x",), ("x", "scale", "out"), by_position=True)
+    spec = KernelSpec("norm.scaled", "keyword_scaled", "keyword", Band.PORTABLE, "keyword_kernels:kernel", ANYWHERE)
+    assert load_kernel(spec, contract)(1, 2, 3) == (1, 2, 3)

@@ -31,6 +31,8 @@ __all__ = [
     "Kernel",
     "bound_ops",
     "check_devices",
+    "configure",
+    "current_config",
     "default_registry",
     "load_kernel",
     "register_library_op",
@@ -51,6 +53,7 @@ class _State:
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     registry: Registry | None = None
+    config: KernelConfig | None = None
     bound_ops: list[BoundOp] = field(default_factory=list)
 
 
@@ -111,7 +114,7 @@ class BoundOp:
         operands = zip(contract.operands, dtypes, strict=True)
         signature = Signature.of(**{name: value for name, value in operands if value is not None})
         values = {trait.name: value for trait, value in zip(contract.traits, traits, strict=True)}
-        request = Request(contract.name, platform_of(device), signature, values, solution, KernelConfig.from_env())
+        request = Request(contract.name, platform_of(device), signature, values, solution, current_config())
         with _STATE.lock:
             kernel = load_kernel(select(default_registry(), request), contract)
             if len(self.table) >= _MAX_BOUND:  # a trait with unbounded values must not become a leak
@@ -150,13 +153,27 @@ def load_kernel(spec: KernelSpec, contract: OpContract) -> Kernel:
         cause = f"{type(error).__name__}: {error}"
         message = f"kernel {spec.name}: {spec.implementation} does not load: {cause}\nFix: {fix}."
         raise KernelLoadError(message) from error
-    parameters = tuple(inspect.signature(function).parameters)
+    try:
+        signature = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise KernelLoadError(
+            f"kernel {spec.name}: {spec.implementation} does not tell its parameters: {error}\n"
+            "Fix: put a Python function around it that takes them by name."
+        ) from error
+    parameters = tuple(signature)
     if parameters != contract.parameters:
         raise KernelLoadError(
             f"kernel {spec.name}: {spec.implementation} must take ({', '.join(contract.parameters)}), "
-            f"got ({', '.join(parameters)})\nFix: give it the parameters of {contract.name}."
+            f"got ({', '.join(parameters)})\nFix: give it the parameters of {contract.name}, "
+            f"or set TOKENSPEED_KERNEL_DISABLE={spec.name} to do without it."
         )
     kernel: Kernel = function
+    if contract.by_position and any(one.kind is one.KEYWORD_ONLY for one in signature.values()):
+
+        def by_keyword(*values: object) -> Any:
+            return kernel(**dict(zip(parameters, values, strict=True)))
+
+        return by_keyword
     return kernel
 
 
@@ -164,8 +181,24 @@ def default_registry() -> Registry:
     """Return the registry that ops use: built-in kernels and plugins, collected at the first call."""
     with _STATE.lock:
         if _STATE.registry is None:
-            _STATE.registry = load_registry()
+            _STATE.registry = load_registry(current_config())
         return _STATE.registry
+
+
+def current_config() -> KernelConfig:
+    """Return the settings given to `configure`, or else those of the environment as it is now."""
+    return _STATE.config or KernelConfig.from_env()
+
+
+def configure(config: KernelConfig | None) -> None:
+    """Use these settings instead of the environment's, and forget what was bound under others.
+
+    Args:
+        config: such as `KernelConfig(disabled_plugins=frozenset({"acme"}))`; None goes back to the environment.
+    """
+    with _STATE.lock:
+        _STATE.config = config
+        reset()
 
 
 def bound_ops() -> tuple[BoundOp, ...]:

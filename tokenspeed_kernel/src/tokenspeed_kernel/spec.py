@@ -152,6 +152,8 @@ class OpContract:
         parameters: parameter names of every implementation, in order; the public op's without `solution`.
         traits: in the order in which the api passes their values.
         summary: one line for the listing.
+        by_position: the op passes every argument by position, which is quicker where there are many. An implementation may
+            still take some by keyword only, at the cost of one more call.
     """
 
     name: str
@@ -159,6 +161,7 @@ class OpContract:
     parameters: tuple[str, ...]
     traits: tuple[Trait, ...] = ()
     summary: str = ""
+    by_position: bool = False
 
     def __post_init__(self) -> None:
         if not _OP_NAME.fullmatch(self.name):

@@ -29,6 +29,7 @@ from tokenspeed_kernel.ops.attention.plan import AttentionPlan
 _PREFILL: Final = BoundOp(MHA_PREFILL)
 _EXTEND: Final = BoundOp(MHA_EXTEND)
 _DECODE: Final = BoundOp(MHA_DECODE)
+_DECODE_TABLE: Final = _DECODE.table
 _INT32: Final = torch.int32
 
 Attended = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -433,13 +434,17 @@ def mha_decode(
         or not num_kv_heads
         or num_heads % num_kv_heads
         or v_cache.dtype is not cache_dtype
-        or q.stride()[2] != 1
+        or (not q.is_contiguous() and q.stride()[2] != 1)
         or (not k_cache.is_contiguous() and k_cache.stride()[3] != 1)
         or (not v_cache.is_contiguous() and v_cache.stride()[3] != 1)
     ):
         check_operands("attention.mha_decode", q, k_cache, v_cache, 4)
-    if sliding_window is not None or logit_cap is not None or sinks is not None or out is not None:
+    options = None
+    if sliding_window is not None or logit_cap is not None or sinks is not None or return_lse or out is not None:
         check_options("attention.mha_decode", q, sliding_window, True, logit_cap, sinks, out)
+        options = (sliding_window is not None, logit_cap is not None, sinks is not None, return_lse)
+    # Ordinals of devices rather than devices: they are quicker to compare and to hash.
+    k_ordinal, v_ordinal = k_cache.get_device(), v_cache.get_device()
     # `plan.is_of`, without the call.
     if (
         plan is None
@@ -450,28 +455,30 @@ def mha_decode(
         or plan.num_reqs != num_reqs
         or plan.device != device
     ):
-        table_shape = page_table.shape
+        try:
+            num_rows, max_pages = page_table.shape
+        except ValueError:
+            num_rows = max_pages = -1
         if (
             plan is not None
-            or len(table_shape) != 2
-            or seq_lens.shape != (num_reqs,)
-            or table_shape[0] != num_reqs
-            or table_shape[1] * page_size < max_seqlen_k
+            or num_rows != num_reqs
+            or seq_lens.ndim != 1
+            or seq_lens.numel() != num_reqs
+            or max_pages * page_size < max_seqlen_k
             or page_table.dtype is not _INT32
             or seq_lens.dtype is not _INT32
-            or page_table.device != device
-            or seq_lens.device != device
+            or page_table.get_device() != k_ordinal
+            or seq_lens.get_device() != k_ordinal
         ):
             check_paged("attention.mha_decode", q, page_size, page_table, seq_lens, max_seqlen_k, plan)
             check_int32("attention.mha_decode", "seq_lens", seq_lens, num_reqs, q)
-    window, cap, sink = sliding_window is not None, logit_cap is not None, sinks is not None
-    k_device, v_device = k_cache.device, v_cache.device
     other_dtype = None if cache_dtype is dtype else cache_dtype  # hashing a dtype is slow
-    key = (device, k_device, v_device, dtype, other_dtype, head_dim, page_size, window, cap, sink, return_lse, solution)
-    kernel = _DECODE.table.get(key)
-    if kernel is None:
+    key = (device, k_ordinal, v_ordinal, dtype, other_dtype, head_dim, page_size, options, solution)
+    try:
+        kernel = _DECODE_TABLE[key]
+    except KeyError:
         check_operands("attention.mha_decode", q, k_cache, v_cache, 4)  # their devices are in the key
-        traits = (head_dim, page_size, window, cap, sink, return_lse)
+        traits = (head_dim, page_size, *(options or (False, False, False, False)))
         kernel = _DECODE.bind(key, device, (dtype, cache_dtype, cache_dtype), traits, solution)
     attended: Attended = kernel(
         q,
@@ -479,14 +486,14 @@ def mha_decode(
         v_cache,
         page_table,
         seq_lens,
-        max_seqlen_k=max_seqlen_k,
-        softmax_scale=softmax_scale,
-        sliding_window=sliding_window,
-        logit_cap=logit_cap,
-        sinks=sinks,
-        return_lse=return_lse,
-        out=out,
-        plan=plan,
+        max_seqlen_k,
+        softmax_scale,
+        sliding_window,
+        logit_cap,
+        sinks,
+        return_lse,
+        out,
+        plan,
     )
     return attended
 

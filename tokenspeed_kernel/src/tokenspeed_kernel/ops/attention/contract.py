@@ -43,6 +43,15 @@ MHA_DECODE: Final = OpContract(
     ),
     traits=(_HEAD_DIM, _PAGE_SIZE, _WINDOW, _LOGIT_CAP, _SINKS, _LSE),
     summary="softmax attention of each request's newest query to its paged cache",
+    by_position=True,
 )
 
-CONTRACTS: Final = (MHA_PREFILL, MHA_EXTEND, MHA_DECODE)
+MERGE_STATES: Final = OpContract(
+    name="attention.merge_states",
+    operands=("outs",),
+    parameters=("outs", "lses", "out", "lse_out"),
+    traits=(Trait("num_states", "partial states that are merged"), Trait("head_dim", "elements of one head's output")),
+    summary="the attention state over all keys, from states over parts of them",
+)
+
+CONTRACTS: Final = (MHA_PREFILL, MHA_EXTEND, MHA_DECODE, MERGE_STATES)

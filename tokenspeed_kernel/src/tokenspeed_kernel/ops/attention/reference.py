@@ -6,6 +6,7 @@ Only keys that a row may see are ever read, so whatever lies in masked slots can
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -83,7 +84,6 @@ def mha_decode(
     v_cache: torch.Tensor,
     page_table: torch.Tensor,
     seq_lens: torch.Tensor,
-    *,
     max_seqlen_k: int,
     softmax_scale: float | None = None,
     sliding_window: int | None = None,
@@ -109,6 +109,26 @@ def mha_decode(
         sinks=sinks,
         return_lse=return_lse,
         out=out,
+    )
+
+
+def merge_states(
+    outs: Sequence[torch.Tensor],
+    lses: Sequence[torch.Tensor],
+    *,
+    out: torch.Tensor | None = None,
+    lse_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge states over parts of the keys; see the public op for the contract."""
+    logs = torch.stack([lse.to(torch.float64) for lse in lses])
+    total = torch.logsumexp(logs, dim=0)
+    merged = torch.zeros(outs[0].shape, dtype=torch.float64, device=outs[0].device)
+    for part, log in zip(outs, logs, strict=True):
+        seen = log > -math.inf  # where a state saw no key, its output means nothing
+        merged[seen] += torch.exp(log - total)[seen][:, None] * part[seen].to(torch.float64)
+    return (
+        merged.to(outs[0].dtype) if out is None else out.copy_(merged),
+        total.to(torch.float32) if lse_out is None else lse_out.copy_(total),
     )
 
 

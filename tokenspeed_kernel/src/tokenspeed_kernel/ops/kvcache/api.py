@@ -13,6 +13,7 @@ from tokenspeed_kernel.ops.kvcache.contract import WRITE_KV
 
 _INT64: Final = torch.int64
 _WRITE_KV: Final = BoundOp(WRITE_KV)
+_WRITE_KV_TABLE: Final = _WRITE_KV.table
 
 
 def write_kv(
@@ -56,7 +57,7 @@ def write_kv(
         or cache_heads != num_kv_heads
         or cache_dim != head_dim
         or slot_mapping.shape != (num_tokens,)
-        or k.stride()[2] != 1
+        or (not k.is_contiguous() and k.stride()[2] != 1)
         or v.stride()[2] != 1
         or (not k_cache.is_contiguous() and k_cache.stride()[3] != 1)
         or (not v_cache.is_contiguous() and v_cache.stride()[3] != 1)
@@ -69,17 +70,18 @@ def write_kv(
     device = k.device
     key = (
         device,
-        v.device,
-        k_cache.device,
-        v_cache.device,
-        slot_mapping.device,
+        # Ordinals rather than devices: they are quicker to hash.
+        v.get_device(),
+        k_cache.get_device(),
+        v_cache.get_device(),
+        slot_mapping.get_device(),
         dtype,
         None if cache_dtype is dtype else cache_dtype,
         head_dim,
         page_size,
         solution,
     )
-    kernel = _WRITE_KV.table.get(key)
+    kernel = _WRITE_KV_TABLE.get(key)
     if kernel is None:
         check_devices("kvcache.write_kv", device, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
         dtypes = (dtype, dtype, cache_dtype, cache_dtype)

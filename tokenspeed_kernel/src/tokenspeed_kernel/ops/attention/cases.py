@@ -11,6 +11,7 @@ import torch
 
 from tokenspeed_kernel.case import Case
 from tokenspeed_kernel.ops.attention.contract import MHA_DECODE, MHA_EXTEND, MHA_PREFILL
+from tokenspeed_kernel.ops.attention.merge_cases import MERGE_CASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,5 +237,6 @@ CASES: Final = (
     *_cases(MHA_DECODE.name, DEVICE_DECODE_BATCHES, decode_inputs, bench=True),
     *_cases(MHA_EXTEND.name, DEVICE_EXTEND_BATCHES, paged_inputs, bench=True),
     *_cases(MHA_PREFILL.name, DEVICE_PREFILL_BATCHES, ragged_inputs, bench=True),
+    *MERGE_CASES,
 )
 """Every kernel of the family meets these."""

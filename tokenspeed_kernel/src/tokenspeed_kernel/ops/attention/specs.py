@@ -15,5 +15,5 @@ SPECS: Final = tuple(
         implementation=f"tokenspeed_kernel.ops.attention.reference:{op}",
         capability=ANYWHERE,
     )
-    for op in ("mha_prefill", "mha_extend", "mha_decode")
+    for op in ("mha_prefill", "mha_extend", "mha_decode", "merge_states")
 )

@@ -33,4 +33,14 @@ SPECS: Final = (
     _spec("mha_prefill", ("q", "k", "v")),
     _spec("mha_extend", ("q", "k_cache", "v_cache")),
     _spec("mha_decode", ("q", "k_cache", "v_cache")),
+    KernelSpec(
+        op="attention.merge_states",
+        name="cpu_merge_states",
+        solution="cpu",
+        band=Band.PERFORMANT,
+        implementation="tokenspeed_kernel.ops.attention.cpu.merge:merge_states",
+        capability=CPU,
+        formats=Signature.same(("outs",), _FORMATS),
+        verified=(Verified(VerifiedBy.SILICON, "x86-64 AVX2"),),
+    ),
 )

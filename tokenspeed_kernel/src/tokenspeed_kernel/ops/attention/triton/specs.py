@@ -38,4 +38,21 @@ SPECS: Final = (
     _spec("mha_prefill", "extend", ("q", "k", "v"), causal=True),
     _spec("mha_extend", "extend", ("q", "k_cache", "v_cache"), causal=True),
     _spec("mha_decode", "decode", ("q", "k_cache", "v_cache"), causal=False),
+    KernelSpec(
+        op="attention.merge_states",
+        name="triton_merge_states",
+        solution="triton",
+        band=Band.PORTABLE,
+        implementation="tokenspeed_kernel.ops.attention.triton.merge:merge_states",
+        capability=TRITON_PORTABLE,
+        formats=Signature.same(("outs",), _FORMATS),
+        # A kernel is compiled for each number of states, with that many pointers.
+        traits={"num_states": Range(1, 32), "head_dim": Range(1, 4096)},
+        requires=("triton",),
+        graph_safe=True,
+        verified=(
+            Verified(VerifiedBy.INTERPRETER, "x86-64"),
+            Verified(VerifiedBy.COMPILED, "sm_80, sm_90, sm_100, sm_120, gfx942, gfx950"),
+        ),
+    ),
 )

@@ -150,15 +150,6 @@ def test_disabled_by_environment(install_wheel: InstallWheel, monkeypatch: pytes
         rms_norm(torch.ones(1, 2), torch.ones(2), solution="off-plugin")
 
 
-def test_two_clashing_plugins_are_settled_by_name_not_by_path(install_wheel: InstallWheel) -> None:
-    for name in ("zeta", "alpha"):
-        install_wheel(name, {name: f"{name}_plugin:PLUGIN"}, {f"{name}_plugin": _good(name, f"{name}_plugin")})
-    registry, messages = _load()
-    assert registry.specs("norm.rms_norm")[0].name == "alpha_rms_norm"  # type: ignore[attr-defined]
-    assert len(messages) == 1
-    assert "plugin zeta (zeta 1.0) is left out: RegistrationError: registry: alpha_rms_norm and zeta_rms_norm tie" in messages[0]
-
-
 def test_plugin_is_listed_by_the_command_line(install_wheel: InstallWheel, monkeypatch: pytest.MonkeyPatch) -> None:
     site = install_wheel(
         "shown",

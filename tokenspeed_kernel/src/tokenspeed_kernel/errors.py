@@ -9,7 +9,9 @@ from collections.abc import Iterable
 
 __all__ = [
     "ConfigError",
+    "ConfigWarning",
     "FormatError",
+    "GroupError",
     "KernelLoadError",
     "NoKernelError",
     "PlatformError",
@@ -44,6 +46,10 @@ class ShapeError(TokenSpeedKernelError, ValueError):
 
 class FormatError(TokenSpeedKernelError, ValueError):
     """An operand format is unknown or does not say all that it must (a bare "fp8")."""
+
+
+class GroupError(TokenSpeedKernelError, RuntimeError):
+    """A process group is not initialised, is unknown, does not hold this process, or has no back end for the device."""
 
 
 class PlatformError(TokenSpeedKernelError, ValueError):
@@ -88,3 +94,7 @@ class PluginError(TokenSpeedKernelError, RuntimeError):
 
 class PluginWarning(UserWarning):
     """A plugin was left out; the message gives its name and the exception."""
+
+
+class ConfigWarning(UserWarning):
+    """A setting names something that is not there; the message suggests close names."""

@@ -11,21 +11,19 @@ import difflib
 import importlib
 import itertools
 import pkgutil
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tokenspeed_kernel.config import PREFER
 from tokenspeed_kernel.errors import RegistrationError, UnknownOpError
-from tokenspeed_kernel.platform import KNOWN_PLATFORMS, parse_platform
 from tokenspeed_kernel.spec import Band, KernelSpec, OpContract
-from tokenspeed_kernel.traits import ANY, AnyValue, Constraint, OneOf
+from tokenspeed_kernel.ties import find_ties, refuse_ties, undecided
 
 __all__ = ["BUILTIN", "PluginRecord", "Registry", "collect_builtin"]
 
 BUILTIN = "tokenspeed_kernel"
 """Origin of the kernels in this distribution."""
-
-_PLATFORMS = tuple(parse_platform(name) for name in KNOWN_PLATFORMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +36,8 @@ class PluginRecord:
         error: why it was left out, with the exception's type and text; empty when it was loaded.
         provides: solutions and kernel names that it has, as far as they are known.
         disabled: it was left out by configuration.
+        cause: the exception.
+        notes: what its user should know though it was loaded: an op for which it is not used, a library that is missing.
     """
 
     name: str
@@ -46,6 +46,19 @@ class PluginRecord:
     provides: frozenset[str] = field(default_factory=frozenset)
     disabled: bool = False
     cause: BaseException | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name and distribution, for messages."""
+        return f"{self.name} ({self.distribution})"
+
+    @property
+    def status(self) -> str:
+        """What became of it, for listings."""
+        if self.error:
+            return f"failed: {self.error}"
+        return "disabled" if self.disabled else "; ".join(("loaded", *self.notes))
 
     @property
     def loaded(self) -> bool:
@@ -65,7 +78,11 @@ class Registry:
         self._by_op: dict[str, list[KernelSpec]] = {}
         self._by_name: dict[str, KernelSpec] = {}
         self._origin: dict[str, str] = {}
+        self._plugin_of: dict[str, str] = {}
+        self._owner: dict[str, str] = {}
         self._plugins: list[PluginRecord] = []
+        self._tied: dict[str, str] = {}
+        self._tie_messages: list[str] = []
         self._frozen = False
 
     def add_contracts(self, contracts: Iterable[OpContract]) -> None:
@@ -81,15 +98,16 @@ class Registry:
             self._contracts[contract.name] = contract
             self._by_op[contract.name] = []
 
-    def add(self, specs: Iterable[KernelSpec], origin: str = BUILTIN) -> None:
+    def add(self, specs: Iterable[KernelSpec], origin: str = BUILTIN, plugin: str = "") -> None:
         """Add a group of kernels: all of them or, when one is bad, none.
 
         Args:
             specs: the kernels.
             origin: distribution that they come from, for the listing.
+            plugin: name of the plugin that they are of; empty for those of this package.
         Raises:
-            RegistrationError: a spec contradicts its op's contract, its name is taken, it ties with another kernel of
-                the same band and priority, or the registry is frozen.
+            RegistrationError: a spec contradicts its op's contract, a name is taken, it ties with another kernel of the
+                group or of this package, or the registry is frozen. Ties between two plugins are settled by `freeze`.
         """
         self._check_open()
         group = list(specs)
@@ -104,27 +122,77 @@ class Registry:
                     "Fix: rename one; a name is unique over all packages."
                 )
             names[spec.name] = spec
-        touched = {spec.op for spec in group}
-        for op in sorted(touched):
-            new = [spec for spec in group if spec.op == op]
-            self._check_ties(self._contracts[op], [*self._by_op[op], *new])
+        owned = dict.fromkeys([plugin] if plugin else [], "plugin")
+        owned.update(dict.fromkeys((spec.solution for spec in group), "solution"))
+        owned.update(dict.fromkeys(names, "kernel"))
+        self._check_owners(owned, origin)
+        for op in sorted({spec.op for spec in group}):
+            mine = [spec for spec in self._by_op[op] if self._plugin_of[spec.name] in ("", plugin)]
+            refuse_ties(self._contracts[op], [*mine, *(spec for spec in group if spec.op == op)])
         for spec in group:
             self._by_op[spec.op].append(spec)
             self._by_name[spec.name] = spec
             self._origin[spec.name] = origin
+            self._plugin_of[spec.name] = plugin
+        self._owner.update(dict.fromkeys(owned, origin))
 
     def add_plugin(self, record: PluginRecord) -> None:
         """Remember what became of a plugin."""
         self._check_open()
         self._plugins.append(record)
 
-    def freeze(self) -> Registry:
-        """Check the whole once more, sort by rank, and refuse changes from now on."""
-        for op, specs in self._by_op.items():
-            self._check_ties(self._contracts[op], specs)
-            specs.sort(key=lambda spec: (-spec.band, -spec.priority, spec.name))
+    def freeze(self, preferred_plugins: Sequence[str] = ()) -> Registry:
+        """Settle the ties between plugins, sort by rank, and refuse changes from now on.
+
+        Args:
+            preferred_plugins: plugins that win their ties, the first choice first. Where two plugins tie on an op and
+                neither is named here, both are disabled for that op; see `ties`.
+        """
+        choice = {name: rank for rank, name in enumerate(preferred_plugins)}
+        for specs in self._by_op.values():
+            specs.sort(
+                key=lambda spec: (
+                    -spec.band,
+                    -spec.priority,
+                    choice.get(self._plugin_of[spec.name], len(choice)),
+                    spec.name,
+                )
+            )
+        self._settle_ties(preferred_plugins)
         self._frozen = True
         return self
+
+    def _settle_ties(self, preferred: Sequence[str]) -> None:
+        pairs: dict[tuple[str, str], dict[str, str]] = {}
+        for op, specs in sorted(self._by_op.items()):
+            foreign = [spec for spec in specs if self._plugin_of[spec.name]]
+            for tie in find_ties(self._contracts[op], foreign):
+                first, second = self._plugin_of[tie.first.name], self._plugin_of[tie.second.name]
+                if first != second and undecided(first, second, preferred):
+                    kernels = f"{tie.first.name} and {tie.second.name} in band {tie.first.band.name}, priority {tie.first.priority}"
+                    pairs.setdefault((min(first, second), max(first, second)), {}).setdefault(op, kernels)
+        labels = {record.name: record.label for record in self._plugins if record.loaded}
+        for pair, ops in sorted(pairs.items()):
+            shown = "".join(f"\n  {op}: {kernels}" for op, kernels in ops.items())
+            self._tie_messages.append(
+                f"plugins {labels.get(pair[0], pair[0])} and {labels.get(pair[1], pair[1])} tie, and neither is used for "
+                f"{', '.join(ops)}: some calls fit a kernel of each{shown}\n"
+                f"Fix: set {PREFER}={pair[0]} (or {pair[1]}) to say which one wins, or keep one out."
+            )
+            for plugin, other in (pair, pair[::-1]):
+                self._disable_for_ops(plugin, other, list(ops))
+
+    def _disable_for_ops(self, plugin: str, other: str, ops: list[str]) -> None:
+        why = f"plugin {plugin} ties with plugin {other} on this op; {PREFER}={plugin} (or {other}) decides"
+        for op in ops:
+            for spec in self._by_op[op]:
+                if self._plugin_of[spec.name] == plugin:
+                    self._tied.setdefault(spec.name, why)
+        note = f"not used for {', '.join(ops)}: it ties with plugin {other}, {PREFER} decides"
+        self._plugins = [
+            replace(record, notes=(*record.notes, note)) if record.name == plugin and record.loaded else record
+            for record in self._plugins
+        ]
 
     def ops(self) -> tuple[str, ...]:
         """Names of all ops, sorted."""
@@ -157,6 +225,28 @@ class Registry:
         """Distribution that the kernel of that name comes from."""
         return self._origin[kernel]
 
+    def plugin_of(self, kernel: str) -> PluginRecord | None:
+        """The plugin that the kernel of that name comes from; None for a kernel of this package."""
+        name = self._plugin_of[kernel]
+        return next((record for record in self._plugins if record.name == name and record.loaded), None)
+
+    def tied(self, kernel: str) -> str | None:
+        """Why the kernel of that name is disabled: its plugin ties with another one. None where it is not."""
+        return self._tied.get(kernel)
+
+    @property
+    def ties(self) -> tuple[str, ...]:
+        """One message for each pair of plugins that tie and are disabled for some ops; filled by `freeze`."""
+        return tuple(self._tie_messages)
+
+    def owner(self, name: str) -> str | None:
+        """Distribution to which the name of a kernel, a solution or a plugin belongs; None where nobody has it."""
+        return self._owner.get(name)
+
+    def names(self) -> tuple[str, ...]:
+        """Every kernel, solution and plugin name that is taken, sorted."""
+        return tuple(sorted(self._owner))
+
     @property
     def plugins(self) -> tuple[PluginRecord, ...]:
         """What became of each installed plugin."""
@@ -185,39 +275,15 @@ class Registry:
                     has = ", ".join(contract.operands)
                     raise RegistrationError(f"kernel {spec.name!r}: {spec.op} has no operand {operand!r}, it has: {has}")
 
-    @staticmethod
-    def _check_ties(contract: OpContract, specs: list[KernelSpec]) -> None:
-        for first, second in itertools.combinations(specs, 2):
-            if (first.band, first.priority) == (second.band, second.priority) and _overlap(contract, first, second):
+    def _check_owners(self, names: dict[str, str], origin: str) -> None:
+        """A name belongs to one distribution: whoever asks for it gets its kernel or an error, never another one's."""
+        for name, kind in names.items():
+            owner = self._owner.get(name)
+            if owner is not None and owner != origin:
                 raise RegistrationError(
-                    f"registry: {first.name} and {second.name} tie: both serve {contract.name} in band "
-                    f"{first.band.name} with priority {first.priority}, and some calls fit both\n"
-                    "Fix: give one a higher priority, or narrow its capability, formats or traits."
+                    f"registry: the {kind} name {name!r} of {origin} is taken by {owner}\n"
+                    "Fix: rename it; names of kernels, solutions and plugins belong to one distribution each."
                 )
-
-
-def effective_constraint(contract: OpContract, spec: KernelSpec, trait: str) -> Constraint | None:
-    """What the kernel takes for the trait: its own constraint, the trait's default alone, or (None) everything."""
-    constraint = spec.traits.get(trait)
-    declared = contract.trait(trait)
-    if constraint is not None or declared is None or declared.default is ANY or isinstance(declared.default, AnyValue):
-        return constraint
-    return None if spec.band is Band.REFERENCE else OneOf(declared.default)
-
-
-def _overlap(contract: OpContract, first: KernelSpec, second: KernelSpec) -> bool:
-    if not first.capability.overlaps(second.capability, _PLATFORMS):
-        return False
-    if first.formats and second.formats:
-        pairs = itertools.product(first.formats, second.formats)
-        if not any(one.overlaps(other) for one, other in pairs):
-            return False
-    for trait in contract.traits:
-        mine = effective_constraint(contract, first, trait.name)
-        theirs = effective_constraint(contract, second, trait.name)
-        if mine is not None and theirs is not None and not mine.overlaps(theirs):
-            return False
-    return True
 
 
 def collect_builtin() -> Registry:

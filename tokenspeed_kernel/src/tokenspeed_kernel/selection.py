@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,11 +16,12 @@ from enum import StrEnum
 from packaging.specifiers import SpecifierSet
 
 from tokenspeed_kernel.config import KernelConfig
-from tokenspeed_kernel.errors import NoKernelError, PluginError
+from tokenspeed_kernel.errors import NoKernelError, PluginError, PluginWarning
 from tokenspeed_kernel.platform import Platform, Vendor
-from tokenspeed_kernel.registry import Registry, effective_constraint
+from tokenspeed_kernel.registry import Registry
 from tokenspeed_kernel.signature import Signature
 from tokenspeed_kernel.spec import Band, KernelSpec, Library, OpContract
+from tokenspeed_kernel.ties import effective_constraint
 from tokenspeed_kernel.traits import ANY, AnyValue, TraitValue
 
 __all__ = ["Candidate", "Reason", "Request", "Verdict", "evaluate", "select", "suggest_fix"]
@@ -34,10 +36,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a kernel was rejected, and what would change that (empty when the caller cannot)."""
+    """Why a kernel was rejected, and what would change that (empty when the caller cannot).
+
+    `library`: a library that the kernel needs is missing, broken or of another version.
+    """
 
     text: str
     remedy: str = ""
+    library: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,9 @@ def evaluate(registry: Registry, request: Request) -> Iterator[Candidate]:
     contract = registry.contract(request.op)
     for spec in registry.specs(request.op):
         reasons = list(_reasons(contract, spec, request))
+        tied = registry.tied(spec.name)
+        if tied is not None:
+            reasons.append(Reason(f"disabled: {tied}", "say which plugin wins with TOKENSPEED_KERNEL_PREFER"))
         if not reasons:
             # Importing a library can be slow; it is tried only for a kernel that nothing else rules out.
             reasons = [reason for library in spec.libraries if (reason := _missing(library)) is not None]
@@ -106,6 +115,7 @@ def select(registry: Registry, request: Request) -> KernelSpec:
     candidates = []
     for candidate in evaluate(registry, request):
         if candidate.verdict is Verdict.ELIGIBLE:
+            _report_broken_plugins(registry, request, candidates, candidate.spec)
             return candidate.spec
         candidates.append(candidate)
     wanted = request.solution
@@ -113,6 +123,21 @@ def select(registry: Registry, request: Request) -> KernelSpec:
     rejections = [(one.spec.name, "; ".join(reason.text for reason in one.reasons)) for one in shown]
     rejections += [(f"plugin {one.name}", one.error) for one in registry.plugins if one.error]
     raise NoKernelError(str(request), rejections, suggest_fix(registry, request, shown))
+
+
+def _report_broken_plugins(registry: Registry, request: Request, rejected: Iterable[Candidate], chosen: KernelSpec) -> None:
+    """Whoever installed a plugin is told when nothing but a library keeps its better kernel from being used."""
+    for candidate in rejected:
+        record = registry.plugin_of(candidate.spec.name)
+        if record is not None and candidate.reasons and all(reason.library for reason in candidate.reasons):
+            why = "; ".join(reason.text for reason in candidate.reasons)
+            remedies = " and ".join(reason.remedy for reason in candidate.reasons if reason.remedy) or "repair the library"
+            warnings.warn(
+                f"plugin {record.label}: {candidate.spec.name} is not used for {request.op}, {chosen.name} is: {why}\n"
+                f"Fix: {remedies}, or set TOKENSPEED_KERNEL_DISABLE={candidate.spec.name}.",
+                PluginWarning,
+                stacklevel=2,
+            )
 
 
 def suggest_fix(registry: Registry, request: Request, candidates: Iterable[Candidate]) -> str:
@@ -190,16 +215,16 @@ def _missing(library: Library) -> Reason | None:
         importlib.import_module(library.module)
     except Exception as error:  # noqa: BLE001 - a vendor's package may raise anything when it finds no driver
         text = f"library {library.module} does not import: {type(error).__name__}: {error}"
-        return Reason(text, f"pip install '{library.requirement}'" if isinstance(error, ModuleNotFoundError) else "")
+        return Reason(text, f"pip install '{library.requirement}'" if isinstance(error, ModuleNotFoundError) else "", library=True)
     if not library.version:
         return None
     try:
         found = importlib.metadata.version(library.distribution or library.module)
     except importlib.metadata.PackageNotFoundError:
-        return Reason(f"library {library.module} has no installed metadata, so that its version is unknown")
+        return Reason(f"library {library.module} has no installed metadata, so that its version is unknown", library=True)
     if SpecifierSet(library.version).contains(found, prereleases=True):
         return None
-    return Reason(f"needs {library.requirement}, got {found}", f"pip install '{library.requirement}'")
+    return Reason(f"needs {library.requirement}, got {found}", f"pip install '{library.requirement}'", library=True)
 
 
 def _conditions(contract: OpContract, spec: KernelSpec, request: Request) -> Iterator[str]:
@@ -217,7 +242,8 @@ def _check_solution(registry: Registry, request: Request) -> None:
     assert wanted is not None
     specs = registry.specs(request.op)
     for record in registry.plugins:
-        if not record.loaded and record.answers_to(wanted):
+        # A plugin that was refused because it took a name of someone else's does not own that name.
+        if not record.loaded and record.answers_to(wanted) and registry.owner(wanted) is None:
             why = "is disabled by TOKENSPEED_KERNEL_DISABLE_PLUGINS" if record.disabled else f"failed: {record.error}"
             raise PluginError(
                 f'{request.op}: solution="{wanted}" belongs to plugin {record.name} ({record.distribution}), '

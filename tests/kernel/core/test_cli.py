@@ -72,6 +72,11 @@ def test_explain_solution(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "gemm.mm", "--dtype", "fp8"], "neither an encoding nor a scale layout"),
         (["explain", "gemm.mm", "--dtype", "y=bf16"], "unknown operand 'y'"),
         (["explain", "gemm.mm", "--trait", "page_size=3"], "unknown trait 'page_size'\nFix: known: none."),
+        (["explain", "attention.mha_decode", "--trait", "page_sise=3"], "unknown trait 'page_sise'\nFix: did you mean page_size?"),
+        (["explain", "attention.mha_decode", "--trait", "page_size=abc"], "trait page_size: expected a whole number, got 'abc'"),
+        (["explain", "attention.mha_decode", "--trait", "page_size=1.5"], "trait page_size: expected a whole number, got '1.5'"),
+        (["explain", "attention.mha_decode", "--trait", "sinks=1"], "trait sinks: expected true or false, got '1'"),
+        (["explain", "gemm.mm", "--dtype", "weigth=bf16"], "unknown operand 'weigth'\nFix: did you mean weight?"),
         (["explain", "gemm.mm", "--trait", "page_size"], "expected NAME=VALUE, got 'page_size'"),
         (["list", "nrom"], "unknown op 'nrom'"),
     ],
@@ -87,6 +92,15 @@ def test_bad_environment_is_status_2(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setenv("TOKENSPEED_KERNEL_DISABLE", "a,,b")
     assert main(["list"]) == 2
     assert "expected names separated by commas" in capsys.readouterr().err
+
+
+def test_typo_in_a_setting_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TOKENSPEED_KERNEL_DISABLE", "cpu_rms_nrom")
+    assert main(["explain", "norm.rms_norm", "--platform", "cpu"]) == 0
+    captured = capsys.readouterr()
+    assert "no kernel or solution is named 'cpu_rms_nrom'" in captured.err
+    assert "did you mean cpu_rms_norm" in captured.err
+    assert "site-packages" not in captured.err
 
 
 def test_none_eligible_is_status_1_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,1 @@
+"""Commands of `tokenspeed-kernel`: one module each, found by its folder."""

@@ -120,7 +120,7 @@ def test_a_function_that_hides_its_parameters(install_wheel: InstallWheel, plugi
         ("TOKENSPEED_KERNEL_DISABLE_PLUGINS", "acmee", "no plugin is named 'acmee', so it has no effect\nFix: did you mean acme?"),
         ("TOKENSPEED_KERNEL_DISABLE_PLUGINS", "xyzzy", "no plugin is named 'xyzzy', so it has no effect\nFix: installed: "),
         ("TOKENSPEED_KERNEL_PREFER", "akme", "no plugin is named 'akme', so it has no effect\nFix: did you mean acme?"),
-        ("TOKENSPEED_KERNEL_DISABLE", "tritn", "no named 'tritn', so it has no effect\nFix: did you mean tri"),
+        ("TOKENSPEED_KERNEL_DISABLE", "tritn", "is named 'tritn', so it has no effect\nFix: did you mean tri"),
         ("TOKENSPEED_KERNEL_DISABLE", "acme_rms_nrom", "Fix: did you mean acme_rms_norm"),
         ("TOKENSPEED_KERNEL_DISABLE", "xyzzy", "Fix: tokenspeed-kernel list shows them."),
     ],

@@ -112,7 +112,7 @@ def select(registry: Registry, request: Request) -> KernelSpec:
     """
     if request.solution is not None:
         _check_solution(registry, request)
-    candidates = []
+    candidates: list[Candidate] = []
     for candidate in evaluate(registry, request):
         if candidate.verdict is Verdict.ELIGIBLE:
             _report_broken_plugins(registry, request, candidates, candidate.spec)

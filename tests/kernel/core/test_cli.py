@@ -71,7 +71,7 @@ def test_explain_solution(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "gemm.mm", "--platform", "sm90"], "did you mean sm_90"),
         (["explain", "gemm.mm", "--dtype", "fp8"], "neither an encoding nor a scale layout"),
         (["explain", "gemm.mm", "--dtype", "y=bf16"], "unknown operand 'y'"),
-        (["explain", "gemm.mm", "--trait", "page_size=3"], "unknown trait 'page_size'\nFix: known: none."),
+        (["explain", "norm.rms_norm", "--trait", "page_size=3"], "unknown trait 'page_size'\nFix: known: none."),
         (["explain", "attention.mha_decode", "--trait", "page_sise=3"], "unknown trait 'page_sise'\nFix: did you mean page_size?"),
         (["explain", "attention.mha_decode", "--trait", "page_size=abc"], "trait page_size: expected a whole number, got 'abc'"),
         (["explain", "attention.mha_decode", "--trait", "page_size=1.5"], "trait page_size: expected a whole number, got '1.5'"),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+from torch import is_grad_enabled
 from torch.compiler import is_compiling
 
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
-from tokenspeed_kernel.ops.gemm.contract import MM
+from tokenspeed_kernel.ops.gemm.contract import MANY_ROWS, MM
+from tokenspeed_kernel.ops.gemm.scaled import mm_scaled
+from tokenspeed_kernel.ops.operands import check_operands, tensor_error
+from tokenspeed_kernel.quantized import QuantizedTensor
 
 __all__ = ["mm"]
 
@@ -16,8 +22,8 @@ _mm_table = _mm.table
 
 
 def mm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
+    x: torch.Tensor | QuantizedTensor,
+    weight: torch.Tensor | QuantizedTensor,
     bias: torch.Tensor | None = None,
     *,
     out: torch.Tensor | None = None,
@@ -26,26 +32,30 @@ def mm(
 ) -> torch.Tensor:
     """Multiply by a weight stored as in a linear layer: `x @ weight.T + bias`.
 
-    fp32 operands give IEEE float32 products, also on a GPU where tf32 is allowed.
+    fp32 operands give IEEE float32 products, also on a GPU where tf32 is allowed. For inference only: no gradient flows, and
+    the result never requires one.
 
     Args:
-        x: [..., in_features] fp32, bf16 or fp16, any strides.
-        weight: [out_features, in_features], dtype of x, any strides.
-        bias: optional [out_features], dtype of x or fp32.
+        x: [..., in_features] fp32, bf16 or fp16, any strides; or a `QuantizedTensor` of fp8, mxfp8, mxfp4 or nvfp4.
+        weight: [out_features, in_features], dtype of x, any strides; or a `QuantizedTensor` in any format, with any x.
+        bias: optional [out_features], dtype of x (of the result, for a quantized x) or fp32.
         out: optional [..., out_features], written in place; it must not overlap an input.
-        out_dtype: dtype of the result: x's, or fp32; that of out, else of x, where left out.
+        out_dtype: dtype of the result: x's, or fp32; that of out, else of x (bf16 for a quantized x), where left out.
         solution: solution or kernel to insist on; chosen by the registry where left out.
     Returns:
         out, or a new contiguous [..., out_features] of out_dtype.
     Raises:
         ShapeError: shapes disagree.  NoKernelError: nothing qualifies.
-    Source: Dongarra et al., A Set of Level 3 Basic Linear Algebra Subprograms, ACM TOMS 16 (1990) (GEMM).
+    Source: Dongarra et al., A Set of Level 3 Basic Linear Algebra Subprograms, ACM TOMS 16 (1990) (GEMM); formats:
+        `docs/contracts/quantization.md`.
     """
+    if type(weight) is QuantizedTensor or type(x) is QuantizedTensor:
+        return mm_scaled(x, weight, bias, out, out_dtype, solution)
     if is_compiling():
         dtype = out_dtype if out_dtype is not None or out is None else out.dtype
         result: torch.Tensor = _library_mm(x, weight, bias, dtype, solution)
         return result if out is None else out.copy_(result)
-    return _run_mm(x, weight, bias, out_dtype, solution, out)
+    return _run_mm(x, weight, bias, out_dtype, solution, out)  # type: ignore[arg-type]  # neither is quantized
 
 
 # The library op's implementation: a compiled graph calls it at run time, when nothing is being compiled any more.
@@ -57,7 +67,10 @@ def _run_mm(
     solution: str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    shape, weight_shape, dtype = x.shape, weight.shape, x.dtype
+    try:
+        shape, weight_shape, dtype, device = x.shape, weight.shape, x.dtype, x.device
+    except AttributeError:
+        raise tensor_error(MM.name, x=x, weight=weight) from None
     if not shape or len(weight_shape) != 2 or shape[-1] != weight_shape[1]:
         raise ShapeError(
             MM.name,
@@ -85,13 +98,20 @@ def _run_mm(
     elif out_dtype is None:
         out_dtype = dtype
     weight_dtype = weight.dtype
-    device, others = x.device, (None if bias is None else bias.device, None if out is None else out.device)
-    key = (device, weight.device, others, dtype, weight_dtype, bias_dtype, out_dtype, solution)
+    rows = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
+    max_rows = MANY_ROWS if rows > 64 else 64 if rows > 16 else 16 if rows > 1 else 1
+    others = None if bias is None else bias.device, None if out is None else out.device
+    key = (device, weight.device, others, dtype, weight_dtype, bias_dtype, out_dtype, max_rows, solution)
     kernel = _mm_table.get(key)
     if kernel is None:
+        check_operands(MM.name, x=x, weight=weight, bias=bias, out=out)
         check_devices(MM.name, device, weight=weight, bias=bias, out=out)
-        kernel = _mm.bind(key, device, (dtype, weight_dtype, bias_dtype, out_dtype), (), solution)
-    result: torch.Tensor = kernel(x, weight, bias, out=out, out_dtype=out_dtype)
+        kernel = _mm.bind(key, device, (dtype, weight_dtype, bias_dtype, out_dtype), (max_rows,), solution)
+    if is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
+        with torch.no_grad():
+            result: torch.Tensor = kernel(x, weight, bias, out=out, out_dtype=out_dtype)
+        return result
+    result = kernel(x, weight, bias, out=out, out_dtype=out_dtype)
     return result
 
 

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tokenspeed_kernel.dispatch import BoundOp
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.gemm.contract import PACK_WEIGHT
+from tokenspeed_kernel.ops.operands import check_operands, tensor_error
+from tokenspeed_kernel.quantized import QuantizedTensor
 
 __all__ = ["PackedWeight", "pack_weight"]
 
 _pack_weight = BoundOp(PACK_WEIGHT)
 
-Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
+Multiply = Callable[[torch.Tensor, Any, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
 """Takes x, the packed data, bias and out."""
 
 
@@ -27,18 +30,24 @@ class PackedWeight:
     """A weight [out_features, in_features] that one kernel has packed for itself.
 
     Attributes:
-        data: in that kernel's own order; no other may read it.
+        data: in that kernel's own order and type; no other may read it.
         out_features: rows of the weight.
         in_features: columns of the weight.
         multiply: the kernel's product, bound when the weight was packed.
         solution: who packed it.
+        dtypes: of x; where empty, that of data alone. With several, the bias may have x's dtype or be fp32.
     """
 
-    data: torch.Tensor
+    data: Any
     out_features: int
     in_features: int
     multiply: Multiply
     solution: str
+    dtypes: tuple[torch.dtype, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.dtypes:
+            object.__setattr__(self, "dtypes", (self.data.dtype,))
 
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None
@@ -46,41 +55,42 @@ class PackedWeight:
         """Multiply: `x @ weight.T + bias`, as `mm` does.
 
         Args:
-            x: [..., in_features], dtype of the weight, any strides.
-            bias: optional [out_features], dtype of the weight.
-            out: optional [..., out_features], dtype of the weight, written in place; it must not overlap an input.
+            x: [..., in_features], one of `dtypes`, any strides.
+            bias: optional [out_features], dtype of x; beside a quantized weight it may be fp32.
+            out: optional [..., out_features], dtype of x, written in place; it must not overlap an input.
         Returns:
-            out, or a new contiguous [..., out_features].
+            out, or a new contiguous [..., out_features] of x's dtype.
         Raises:
             ShapeError: shapes or dtypes disagree.
         """
-        if x.dim() == 0 or x.shape[-1] != self.in_features or x.dtype is not self.data.dtype:
-            raise ShapeError(
-                PACK_WEIGHT.name,
-                expected=f"x [..., {self.in_features}] {self.data.dtype}",
-                got=f"{list(x.shape)} {x.dtype}",
-            )
-        if bias is not None and (bias.shape != (self.out_features,) or bias.dtype is not self.data.dtype):
-            raise ShapeError(
-                PACK_WEIGHT.name,
-                expected=f"bias [{self.out_features}] {self.data.dtype}",
-                got=f"{list(bias.shape)} {bias.dtype}",
-            )
-        if out is not None and (out.shape != (*x.shape[:-1], self.out_features) or out.dtype is not x.dtype):
-            raise ShapeError(
-                PACK_WEIGHT.name,
-                expected=f"out {[*x.shape[:-1], self.out_features]} {x.dtype}",
-                got=f"{list(out.shape)} {out.dtype}",
-            )
+        try:
+            shape, dtype = x.shape, x.dtype
+        except AttributeError:
+            raise tensor_error(PACK_WEIGHT.name, x=x) from None
+        if not shape or shape[-1] != self.in_features or dtype not in self.dtypes:
+            kinds = " or ".join(map(str, self.dtypes))
+            raise ShapeError(PACK_WEIGHT.name, expected=f"x [..., {self.in_features}] {kinds}", got=f"{list(shape)} {dtype}")
+        if bias is not None and (bias.shape != (self.out_features,) or not self._takes_bias(bias.dtype, dtype)):
+            expected = f"bias [{self.out_features}] {dtype}"
+            raise ShapeError(PACK_WEIGHT.name, expected=expected, got=f"{list(bias.shape)} {bias.dtype}")
+        if out is not None and (out.shape != (*shape[:-1], self.out_features) or out.dtype is not dtype):
+            expected = f"out {[*shape[:-1], self.out_features]} {dtype}"
+            raise ShapeError(PACK_WEIGHT.name, expected=expected, got=f"{list(out.shape)} {out.dtype}")
+        if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+            with torch.no_grad():
+                return self.multiply(x, self.data, bias, out)
         return self.multiply(x, self.data, bias, out)
 
+    def _takes_bias(self, bias: torch.dtype, x: torch.dtype) -> bool:
+        return bias is x or (len(self.dtypes) > 1 and bias is torch.float32)
 
-def pack_weight(weight: torch.Tensor, *, solution: str | None = None) -> PackedWeight:
+
+def pack_weight(weight: torch.Tensor | QuantizedTensor, *, solution: str | None = None) -> PackedWeight:
     """Pack a weight for products with few and with many rows.
 
     Args:
-        weight: [out_features, in_features] fp32, bf16 or fp16, any strides. It may be freed afterwards, unless the packed
-            one shares its memory, as the `plain` solution's does.
+        weight: [out_features, in_features] fp32, bf16 or fp16, any strides, or a `QuantizedTensor`, which stays quantized. It
+            may be freed afterwards, unless the packed one shares its memory, as the `plain` solution's does.
         solution: solution or kernel to insist on; chosen by the registry where left out.
     Returns:
         The packed weight; call it with x.
@@ -88,7 +98,13 @@ def pack_weight(weight: torch.Tensor, *, solution: str | None = None) -> PackedW
         ShapeError: not a matrix.  NoKernelError: nothing qualifies.
     Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34 (2008), section 5 (packing).
     """
-    if weight.dim() != 2:
+    if not isinstance(weight, torch.Tensor | QuantizedTensor):
+        raise tensor_error(PACK_WEIGHT.name, weight=weight)
+    if len(weight.shape) != 2:
         raise ShapeError(PACK_WEIGHT.name, expected="weight [out_features, in_features]", got=f"{list(weight.shape)}")
-    packed: PackedWeight = _pack_weight.kernel(weight.device, (weight.dtype,), (), solution)(weight)
+    check_operands(PACK_WEIGHT.name, weight=weight)
+    if isinstance(weight, QuantizedTensor):
+        packed: PackedWeight = _pack_weight.kernel(weight.device, (weight.format,), (), solution)(weight)
+        return packed
+    packed = _pack_weight.kernel(weight.device, (weight.dtype,), (), solution)(weight.detach())
     return packed

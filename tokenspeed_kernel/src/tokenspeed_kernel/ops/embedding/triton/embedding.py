@@ -25,7 +25,9 @@ def _embedding_kernel(
     tl.store(out_ptr + row * out_row + columns * out_col, values, mask=columns < hidden)
 
 
-def embedding(token_ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def embedding(
+    token_ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """See `tokenspeed_kernel.ops.embedding.embedding`."""
     num_tokens = token_ids.shape[0]
     vocab, hidden = weight.shape

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-__all__ = ["mm", "mm_bf16"]
+__all__ = ["exact_product", "mm", "mm_bf16"]
 
 _mkldnn: Any = torch.backends.mkldnn
 _MATMUL = _mkldnn.matmul  # holds the process's setting for float32 products
@@ -32,16 +32,7 @@ def mm(
     out_features, in_features = weight.shape
     shape = (*x.shape[:-1], out_features)
     rows = x.reshape(math.prod(shape[:-1]), in_features)
-    precision = _MATMUL.fp32_precision
-    if precision in ("ieee", "none"):
-        product = _product(rows, weight)
-    else:
-        # Someone allowed bf16 or tf32 for their own products; ours stay exact, and the setting is put back.
-        _MATMUL.fp32_precision = "ieee"
-        try:
-            product = _product(rows, weight)
-        finally:
-            _MATMUL.fp32_precision = precision
+    product = exact_product(rows, weight)
     if bias is not None:
         product = torch.add(product, bias)
     if out is not None:
@@ -64,6 +55,24 @@ def mm_bf16(
     """
     product = linear(x, weight, bias)
     return product.contiguous() if out is None else out.copy_(product)
+
+
+def exact_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return x @ weight.T in IEEE float32, in any memory order.
+
+    Args:
+        x: [rows, in_features].
+        weight: [out_features, in_features]; a half-precision one is widened.
+    """
+    precision = _MATMUL.fp32_precision
+    if precision in ("ieee", "none"):
+        return _product(x, weight)
+    # Someone allowed bf16 or tf32 for their own products; ours stay exact, and the setting is put back.
+    _MATMUL.fp32_precision = "ieee"
+    try:
+        return _product(x, weight)
+    finally:
+        _MATMUL.fp32_precision = precision
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

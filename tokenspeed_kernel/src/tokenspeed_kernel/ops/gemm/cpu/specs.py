@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernel.ops.gemm.contract import MM, PACK_WEIGHT, mm_formats
+from tokenspeed_kernel.ops.gemm.contract import MM, PACK_WEIGHT, mm_formats, scaled_formats, weight_only_formats
 from tokenspeed_kernel.signature import Signature
 from tokenspeed_kernel.spec import CPU, Band, Capability, KernelSpec, Verified, VerifiedBy
 
@@ -30,6 +30,18 @@ SPECS = (
         formats=(Signature.of(x="bf16", weight="bf16", bias="bf16", out="bf16"),),
         priority=10,
         verified=(Verified(VerifiedBy.SILICON, "x86-64 AVX512_BF16"),),
+    ),
+    KernelSpec(
+        op=MM.name,
+        name="cpu_mm_scaled",
+        solution="cpu",
+        band=Band.PERFORMANT,
+        implementation="tokenspeed_kernel.ops.gemm.cpu.mm_scaled:mm",
+        capability=CPU,
+        formats=weight_only_formats() + scaled_formats(),
+        # Of another priority than cpu_mm, with which it shares no format: so nothing has to be compared.
+        priority=5,
+        verified=(Verified(VerifiedBy.SILICON, "x86-64"),),
     ),
     KernelSpec(
         op=PACK_WEIGHT.name,

@@ -1,0 +1,98 @@
+"""Cases of the quantization ops, and random quantized tensors for the cases of other families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tokenspeed_kernel.case import Case, Tolerance
+from tokenspeed_kernel.ops.quantization.contract import DEQUANTIZE
+from tokenspeed_kernel.quantized import QuantizedTensor, data_shape, scale_shape
+from tokenspeed_kernel.signature import GGUF_BLOCKS, Format
+
+__all__ = ["CASES", "random_quantized"]
+
+_Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
+_FORMATS = tuple(fmt for fmt in Format.scaled() if "fnuz" not in fmt.logical)
+# Each number has one value: every bit must be there.
+_EXACT = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), Tolerance(0.0, 0.0))
+# Bytes of a GGUF block that hold float16 scales; they must be of ordinary size.
+_HALVES = {"gguf_q4_0": (0,), "gguf_q4_1": (0, 2), "gguf_q8_0": (0,), "gguf_q4_k": (0, 2), "gguf_q6_k": (208,)}
+
+
+def random_quantized(
+    fmt: Format, shape: tuple[int, ...], generator: torch.Generator, device: torch.device, *, every_code: bool = False
+) -> QuantizedTensor:
+    """Return random values of ordinary size in a scaled format, with scales that differ from block to block.
+
+    Args:
+        fmt: any scaled format.
+        shape: logical shape.
+        generator: CPU generator; the same state gives the same values.
+        device: where to.
+        every_code: all bit patterns of the values, also NaN and infinity of fp8.
+    """
+    data = torch.randint(0, 256, data_shape(fmt, shape), generator=generator, dtype=torch.uint8)
+    if fmt.storage is not torch.uint8 and not every_code:
+        data = torch.randn(data.shape, generator=generator).to(fmt.storage)
+    if fmt.logical in GGUF_BLOCKS:
+        _put_halves(fmt.logical, data, generator)
+    scales = scale_shape(fmt, shape)
+    scale = zero_point = None
+    if scales is not None:
+        # Between 1/32 and 1/8, so that sums of products stay of the size of those of unit-normal values.
+        scale = (torch.rand(scales, generator=generator) + 0.33) * 2**-4 * 1.5
+        if fmt.logical in ("mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"):
+            scale = torch.randint(121, 125, scales, generator=generator, dtype=torch.uint8)
+        elif fmt.logical == "nvfp4":
+            scale = (scale * 64).to(torch.float8_e4m3fn)
+        elif fmt.logical in ("mxint4", "int4", "uint4"):
+            scale = scale.bfloat16() if fmt.logical == "mxint4" else scale.half()
+    if fmt.logical == "uint4" and scales is not None:
+        zero_point = torch.randint(0, 16, scales, generator=generator, dtype=torch.uint8).to(device)
+    total = (torch.rand(shape[:-2], generator=generator) + 0.5) / 64 if fmt.logical == "nvfp4" else None
+    return QuantizedTensor(
+        data.view(fmt.storage).to(device),
+        fmt,
+        shape,
+        None if scale is None else scale.to(device),
+        None if total is None else total.to(device),
+        zero_point,
+    )
+
+
+def _put_halves(logical: str, data: torch.Tensor, generator: torch.Generator) -> None:
+    num_bytes = GGUF_BLOCKS[logical][1]
+    blocks = data.view(*data.shape[:-1], data.shape[-1] // num_bytes, num_bytes)
+    largest = {"gguf_q4_k": 2**-9, "gguf_q6_k": 2**-10, "gguf_q8_0": 2**-7}.get(logical, 2**-3)
+    for place in _HALVES[logical]:
+        halves = (torch.rand((*blocks.shape[:-1], 1), generator=generator) + 0.2) * largest
+        blocks[..., place : place + 2] = (halves if place == 0 else -halves).half().view(torch.uint8)
+
+
+def _dequantize(fmt: Format, *shape: int, layout: str = "contiguous") -> _Build:
+    def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+        tensor = random_quantized(fmt, shape, generator, device, every_code=True)
+        if layout == "transposed" and tensor.scale is not None and tensor.scale.dim() > 1:
+            # Rows with gaps, and scales stored column by column, as some kernels want them.
+            data = torch.repeat_interleave(tensor.data.view(torch.uint8), 2, dim=-2).view(fmt.storage)[..., ::2, :]
+            scale = tensor.scale.transpose(-1, -2).contiguous().transpose(-1, -2)
+            tensor = QuantizedTensor(data, fmt, tensor.shape, scale, tensor.global_scale, tensor.zero_point)
+        return {"tensor": tensor, "out_dtype": dtype}
+
+    return build
+
+
+CASES = (
+    *(Case(DEQUANTIZE.name, f"{fmt} odd 3x512", _dequantize(fmt, 3, 512), tolerance=_EXACT) for fmt in _FORMATS),
+    *(
+        Case(DEQUANTIZE.name, f"{fmt} transposed 131x256", _dequantize(fmt, 131, 256, layout="transposed"), tolerance=_EXACT)
+        for fmt in _FORMATS
+    ),
+    *(Case(DEQUANTIZE.name, f"{fmt} stack 2x5x256", _dequantize(fmt, 2, 5, 256), tolerance=_EXACT) for fmt in _FORMATS),
+    *(Case(DEQUANTIZE.name, f"{fmt} empty 0x256", _dequantize(fmt, 0, 256), tolerance=_EXACT) for fmt in _FORMATS[:1]),
+    *(Case(DEQUANTIZE.name, f"{fmt} 4096x4096", _dequantize(fmt, 4096, 4096), tolerance=_EXACT, bench=True) for fmt in _FORMATS),
+)
+"""Every kernel of the family meets these."""

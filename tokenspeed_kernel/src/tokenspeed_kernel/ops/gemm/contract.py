@@ -1,7 +1,8 @@
 """What the matrix products promise.
 
 Products of fp32 operands are IEEE float32, never tf32. Half-precision ones accumulate in float32, add the bias there, and
-round once. Any strides are taken. A weight in a scaled format may be rounded to x's dtype before it is multiplied.
+round once. Any strides are taken. A weight in a scaled format may be rounded to x's dtype before it is multiplied; x is rounded
+only where the caller of `pack_weight` allows it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ MM = OpContract(
     traits=(Trait("max_rows", f"rows of x, rounded up to 1, 16, 64 or (for more) {MANY_ROWS}"),),
     summary="x @ weight.T + bias",
 )
+_ROUND_ACTIVATIONS = Trait(
+    "round_activations", "x may be rounded to 8 bits, with a scale for each 32, before a quantized weight multiplies it"
+)
 PACK_WEIGHT = OpContract(
     name="gemm.pack_weight",
     operands=("weight",),
     parameters=("weight",),
+    traits=(_ROUND_ACTIVATIONS,),
     summary="a weight in the memory order that the platform multiplies by fastest",
 )
 CONTRACTS = (MM, PACK_WEIGHT)

@@ -1,0 +1,46 @@
+"""Latent attention kernels for the host processor."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tokenspeed_kernel.signature import Signature
+from tokenspeed_kernel.spec import CPU, Band, KernelSpec, Verified, VerifiedBy
+from tokenspeed_kernel.traits import OneOf
+
+__all__ = ["SPECS"]
+
+_FORMATS: Final = ("fp64", "fp32", "bf16", "fp16")
+_BOTH: Final = OneOf(False, True)
+_VERIFIED: Final = (Verified(VerifiedBy.SILICON, "x86-64 AVX2"),)
+
+
+def _spec(op: str, module: str, operands: tuple[str, ...]) -> KernelSpec:
+    return KernelSpec(
+        op=f"mla.{op}",
+        name=f"cpu_{op}",
+        solution="cpu",
+        band=Band.PERFORMANT,
+        implementation=f"tokenspeed_kernel.ops.mla.cpu.{module}:{op}",
+        capability=CPU,
+        formats=Signature.same(operands, _FORMATS),
+        traits={"causal": _BOTH, "return_lse": _BOTH},
+        verified=_VERIFIED,
+    )
+
+
+SPECS: Final = (
+    _spec("mla_decode", "paged", ("q", "kv_cache")),
+    _spec("mla_extend", "paged", ("q", "kv_cache")),
+    _spec("mla_prefill", "prefill", ("q", "k", "v")),
+    KernelSpec(
+        op="mla.write_mla_cache",
+        name="cpu_write_mla_cache",
+        solution="cpu",
+        band=Band.PERFORMANT,
+        implementation="tokenspeed_kernel.ops.mla.cpu.write:write_mla_cache",
+        capability=CPU,
+        formats=tuple(Signature.of(latent=new, rope=new, kv_cache=kept) for new in _FORMATS for kept in _FORMATS),
+        verified=_VERIFIED,
+    ),
+)

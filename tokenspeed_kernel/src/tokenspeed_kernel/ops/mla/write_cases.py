@@ -1,0 +1,67 @@
+"""Cases of the write of latent rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from tokenspeed_kernel.case import Case
+from tokenspeed_kernel.ops.mla.contract import WRITE_MLA_CACHE
+
+__all__ = ["WRITE_CASES"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    label: str
+    num_tokens: int
+    num_pages: int = 6
+    page_size: int = 4
+    latent_dim: int = 32
+    rope_dim: int = 8
+    slots: tuple[int, ...] | None = None
+    cache_dtype: torch.dtype | None = None
+    strided: bool = False
+
+
+_WRITES: Final = (
+    _Write("one token", 1),
+    _Write("no token", 0),
+    _Write("no page", 2, num_pages=0, slots=(0, -1)),
+    _Write("whole cache", 24),
+    _Write("odd sizes", 9, 3, 5, 37, 3),
+    _Write("page size 1", 3, 7, 1),
+    _Write("512 + 64", 13, 4, 16, 512, 64),
+    _Write("outside", 6, slots=(-1, 24, 3, 2**40, -(2**62), 23)),
+    _Write("all outside", 3, slots=(-1, -2, 24)),
+    _Write("strided", 7, strided=True),
+    _Write("into bf16", 7, cache_dtype=torch.bfloat16),
+    _Write("into fp32", 7, cache_dtype=torch.float32),
+)
+
+
+def _write_case(shape: _Write, *, bench: bool = False) -> Case:
+    def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+        width = shape.latent_dim + shape.rope_dim
+        rows = torch.randn((shape.num_tokens, width), generator=generator).to(device, dtype)
+        cache = torch.randn((shape.num_pages, shape.page_size, width), generator=generator).to(device, shape.cache_dtype or dtype)
+        slots = torch.randperm(shape.num_pages * shape.page_size, generator=generator)[: shape.num_tokens]
+        if shape.slots is not None:
+            slots = torch.tensor(shape.slots, dtype=torch.int64)
+        if shape.strided:  # every second layer of a pool, every second slot of a list
+            pool = torch.randn((shape.num_pages, 2, shape.page_size, width + 2), generator=generator).to(device, cache.dtype)
+            cache = pool[:, 1, :, 1:-1]
+            slots = torch.stack((slots, slots.flip(0)), dim=1)[:, 0]
+        latent, rope = rows[:, : shape.latent_dim], rows[:, shape.latent_dim :]
+        return {"latent": latent, "rope": rope, "kv_cache": cache, "slot_mapping": slots.to(device)}
+
+    return Case(WRITE_MLA_CACHE.name, shape.label, build, outputs=(), bench=bench, mutated=("kv_cache",))
+
+
+WRITE_CASES: Final = (
+    *(_write_case(shape) for shape in _WRITES),
+    _write_case(_Write("4096 tokens of 512 + 64", 4096, 128, 64, 512, 64), bench=True),
+)
+"""Every kernel of `write_mla_cache` meets these."""

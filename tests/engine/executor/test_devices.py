@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tokenspeed_engine.executor import DeviceError, OfflineEngine, OutOfMemoryError, resolve_device, resolve_dtype
+from tokenspeed_engine.executor import DeviceError, ModelRunner, OfflineEngine, OutOfMemoryError, resolve_device, resolve_dtype
 from tokenspeed_engine.executor.memory import memory_guard
+from tokenspeed_engine.layers import ForwardBatch
 from tokenspeed_engine.types import SamplingParams
 
 CPU = torch.device("cpu")
@@ -39,6 +40,30 @@ def test_the_measured_budget_bounds_a_chunk_not_the_number_of_sequences(tiny: Mo
     assert running.scheduler.stats().num_pages == 64
     outputs = running.generate([[7] * 250] * 3, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
     assert len({tuple(output.token_ids) for output in outputs}) == 1
+
+
+def test_a_long_context_shrinks_chunks_as_measured(tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.make("llama", tmp_path)
+    # A device on which a token takes 1/200 s, and as long again for each 128 keys before it.
+    probed: list[tuple[int, int]] = []
+
+    def timed(_self: ModelRunner, batch: ForwardBatch) -> float:
+        num_cached = int(batch.positions[0])
+        probed.append((batch.num_tokens, num_cached))
+        return sum((1 + position / 128 if num_cached else 1) for position in batch.positions.tolist()) / 200
+
+    monkeypatch.setattr(ModelRunner, "_timed", timed)
+    engine = OfflineEngine(str(tmp_path), device="cpu", max_model_len=300, num_pages=64, max_num_seqs=4, num_threads=1)
+    limits = engine.executor.step_limits
+    assert limits is not None
+    assert limits.num_tokens == 32
+    last_chunk = limits.num_tokens / (1 + 268 / limits.context_cost_scale)
+    assert 0.18 <= last_chunk * (1 + 268 / 128) / 200 <= 0.22
+    assert engine.scheduler.config.max_step_cost == 32
+    assert max(cached for _, cached in probed) == 300 - 32
+    monkeypatch.setattr(ModelRunner, "_timed", lambda _self, batch: 100.0 if int(batch.positions[0]) else 0.15)
+    busy = OfflineEngine(str(tmp_path), device="cpu", max_model_len=300, num_pages=64, max_num_seqs=4, num_threads=1)
+    assert busy.scheduler.config.context_cost_scale == round((300 - 32) / 5), "a busy host shrinks chunks to a sixth at most"
 
 
 def test_measuring_leaves_the_cache_as_it_is(tiny: ModuleType, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ each step writes its tokens to its slots and then reads each sequence back throu
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -103,11 +104,22 @@ class ControlPlane(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         extra_budget=st.integers(0, 24),
         chunk_size=st.sampled_from([0, 0, 1, 5]),
+        max_step_cost=st.sampled_from([0, 0, 1, 6, 12]),
+        context_cost_scale=st.sampled_from([0, 1, 7]),
         prefix_cache=st.sampled_from([True, True, True, False]),
         depth=st.sampled_from([1, 2, 3]),
     )
     def start(
-        self, num_pages: int, page_size: int, max_num_seqs: int, extra_budget: int, chunk_size: int, prefix_cache: bool, depth: int
+        self,
+        num_pages: int,
+        page_size: int,
+        max_num_seqs: int,
+        extra_budget: int,
+        chunk_size: int,
+        max_step_cost: int,
+        context_cost_scale: int,
+        prefix_cache: bool,
+        depth: int,
     ) -> None:
         self.config = SchedulerConfig(
             num_pages=num_pages,
@@ -118,6 +130,8 @@ class ControlPlane(RuleBasedStateMachine):
             chunk_size=chunk_size,
             enable_prefix_cache=prefix_cache,
             max_in_flight_steps=depth,
+            max_step_cost=max_step_cost,
+            context_cost_scale=context_cost_scale,
         )
         self.scheduler, self.twin = Scheduler(self.config), Scheduler(self.config)
         self.sequences: dict[int, Sequence] = {}
@@ -222,6 +236,21 @@ class ControlPlane(RuleBasedStateMachine):
     def is_in_flight(self, request_id: int) -> bool:
         return any(request_id in step.arrays["request_ids"] for step in self.in_flight)
 
+    def check_cost(self, step: Step) -> None:
+        """Prompts get what the decodes leave of the cost, at least a quarter; only the first chunk's first token is free of it."""
+        limit, scale = self.config.max_step_cost, self.config.context_cost_scale
+        if limit == 0:
+            return
+
+        def cost(tokens: slice) -> Fraction:
+            return sum((1 + (Fraction(int(p), scale) if scale else 0) for p in step.arrays["positions"][tokens]), Fraction(0))
+
+        costs = [cost(tokens) for _, tokens in step.rows()]
+        decodes, prefills = costs[: step.num_decodes], costs[step.num_decodes :]
+        allowance = max(limit - sum(decodes), Fraction(limit, 4))
+        is_one_token = len(prefills) == 1 and step.arrays["query_lens"][-1] == 1
+        assert sum(prefills) <= allowance or is_one_token
+
     def check_plan(self, plan: Plan, step: Step) -> None:
         arrays, page_size = step.arrays, self.config.page_size
         owners = self.scheduler.debug_owners()
@@ -230,6 +259,7 @@ class ControlPlane(RuleBasedStateMachine):
         assert plan.num_requests <= self.scheduler.stats().num_running
         assert len(set(arrays["slot_mapping"].tolist())) == plan.num_tokens, "two tokens in one slot"
         assert len(set(arrays["slots"].tolist())) == plan.num_requests
+        self.check_cost(step)
         samples = dict(zip(arrays["sample_rows"].tolist(), arrays["output_index"].tolist(), strict=True))
         assert list(samples) == sorted(samples)
         for row, (request_id, tokens) in enumerate(step.rows()):

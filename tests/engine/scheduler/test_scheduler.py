@@ -354,6 +354,58 @@ def test_chunks_are_cut_per_request_and_the_rest_of_the_budget_goes_on() -> None
     assert plan.num_samples == 0
 
 
+def test_chunks_shrink_as_their_context_grows() -> None:
+    sizes = {"num_pages": 64, "page_size": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
+    scheduler = make(**sizes, max_step_cost=16, context_cost_scale=16)
+    device = Device(scheduler)
+    scheduler.submit(1, prompt(100, seed=1), 1, NO_STOP)
+    chunks = []
+    while scheduler.has_work():
+        plan = device.step()
+        assert plan is not None
+        chunks.append(int(plan.query_lens[0]))
+        positions = plan.positions.tolist()
+        assert sum(1 + position / 16 for position in positions) <= 16
+        after = positions[-1] + 1  # as many as can be: one more would cost too much, unless the prompt is over
+        assert sum(1 + position / 16 for position in [*positions, after]) > 16 or after == 100
+    assert sum(chunks) == 100
+    assert chunks == sorted(chunks[:-1], reverse=True) + chunks[-1:]
+    assert chunks[0] > 3 * chunks[-2]
+
+
+def test_prompts_share_what_decodes_leave_of_a_step_and_never_less_than_a_quarter() -> None:
+    scheduler = make(num_pages=256, page_size=4, max_num_batched_tokens=64, max_model_len=256, max_step_cost=16, max_num_seqs=16)
+    device = Device(scheduler)
+    for i in range(6):
+        scheduler.submit(i, prompt(2, seed=i), 40, NO_STOP)
+    device.step()
+    scheduler.submit(6, prompt(60, seed=6), 40, NO_STOP)
+    plan = device.step()
+    assert plan is not None
+    assert plan.query_lens.tolist() == [1] * 6 + [10]
+    while plan is None or plan.num_decodes < 7:
+        plan = device.step()
+    for i in range(7, 15):
+        scheduler.submit(i, prompt(1, seed=i), 40, NO_STOP)
+    while plan is None or plan.num_decodes < 15:
+        plan = device.step()
+    scheduler.submit(15, prompt(60, seed=15), 40, NO_STOP)
+    plan = device.step()
+    assert plan is not None
+    assert plan.query_lens.tolist() == [1] * 15 + [4]
+
+
+def test_a_token_dearer_than_a_whole_step_still_gets_its_turn() -> None:
+    scheduler = make(num_pages=64, page_size=4, max_model_len=128, max_step_cost=2, context_cost_scale=1)
+    device = Device(scheduler)
+    scheduler.submit(1, prompt(50, seed=1), 1, NO_STOP)
+    steps = 0
+    while scheduler.has_work():
+        device.step()
+        steps += 1
+    assert steps == 50
+
+
 def test_the_head_of_the_queue_is_not_overtaken() -> None:
     scheduler = make(num_pages=8, page_size=4, max_model_len=32)
     device = Device(scheduler)
@@ -551,6 +603,9 @@ def test_other_arrays_are_refused(ids: object) -> None:
         *((name, 0) for name in ("num_pages", "page_size", "max_num_seqs", "max_model_len", "max_in_flight_steps")),
         ("max_num_batched_tokens", 7),
         ("chunk_size", -1),
+        ("max_step_cost", -1),
+        ("context_cost_scale", -1),
+        ("context_cost_scale", 2**30),
         ("max_in_flight_steps", 65),
         ("page_size", 2**30),
     ],

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tokenspeed_engine.config import CoreConfig
 from tokenspeed_engine.core_process import CoreParts, LoadError
-from tokenspeed_engine.executor import ModelExecutor
+from tokenspeed_engine.executor import ModelExecutor, scheduler_config
 from tokenspeed_engine.ipc import LoadProgress
 from tokenspeed_engine.models import UnsupportedModelError
-from tokenspeed_engine.scheduler import Scheduler, SchedulerConfig
+from tokenspeed_engine.scheduler import Scheduler
 from tokenspeed_engine.types import ModelInfo
 from tokenspeed_engine.weights import LoadProgress as WeightProgress
 from tokenspeed_engine.weights import WeightsError
@@ -36,8 +36,7 @@ def build_core(config: CoreConfig, report: Callable[[LoadProgress], object]) -> 
     try:
         report(LoadProgress("checkpoint"))
         executor = ModelExecutor(config.model, config.cache, config.scheduling, progress=_Throttle(report))
-        scheduler_config = _scheduler_config(config, executor)
-        scheduler = Scheduler(scheduler_config)
+        scheduler = Scheduler(scheduler_config(executor, config.cache, config.scheduling))
     except (ValueError, MemoryError, WeightsError, UnsupportedModelError) as error:
         raise LoadError(str(error)) from error
     for warning in executor.warnings:
@@ -53,7 +52,7 @@ def build_core(config: CoreConfig, report: Callable[[LoadProgress], object]) -> 
         dtype=str(executor.dtype).removeprefix("torch."),
         device=str(executor.device),
     )
-    return CoreParts(executor, scheduler, info, scheduler_config.max_num_batched_tokens)
+    return CoreParts(executor, scheduler, info, scheduler.config.max_num_batched_tokens)
 
 
 def model_name(model: str, path: Path) -> str:
@@ -61,23 +60,6 @@ def model_name(model: str, path: Path) -> str:
     if model and not Path(model).expanduser().exists():
         return model
     return path.stem if path.is_file() else path.name
-
-
-def _scheduler_config(config: CoreConfig, executor: ModelExecutor) -> SchedulerConfig:
-    scheduling = config.scheduling
-    budget = executor.max_num_batched_tokens
-    # A measured budget bounds a prompt's chunk; the step must still hold one token of each running sequence.
-    chunk_size = scheduling.prefill_chunk_size or (budget if scheduling.max_num_batched_tokens is None else 0)
-    return SchedulerConfig(
-        num_pages=executor.num_pages,
-        page_size=executor.page_size,
-        max_num_seqs=scheduling.max_num_seqs,
-        max_num_batched_tokens=max(budget, scheduling.max_num_seqs),
-        max_model_len=executor.max_model_len,
-        chunk_size=chunk_size,
-        enable_prefix_cache=config.cache.enable_prefix_caching,
-        max_in_flight_steps=max(scheduling.pipeline_depth, 2),
-    )
 
 
 class _Throttle:

@@ -24,6 +24,8 @@ struct World {
     config.max_num_batched_tokens = config.max_num_seqs + pick(24);
     config.max_model_len = 80;
     config.chunk_size = pick(3) == 0 ? 5 : 0;
+    config.max_step_cost = pick(3) == 0 ? 6 : 0;
+    config.context_cost_scale = pick(2) == 0 ? 7 : 0;
     config.enable_prefix_cache = pick(5) != 0;
     config.max_in_flight_steps = 1 + pick(3);
     scheduler.emplace(config);

@@ -2,10 +2,11 @@
 
 from tokenspeed_engine.executor.devices import DeviceError, resolve_device, resolve_dtype
 from tokenspeed_engine.executor.executor import ModelExecutor, StepResult
+from tokenspeed_engine.executor.limits import scheduler_config
 from tokenspeed_engine.executor.loading import LoadedModel, load_model
 from tokenspeed_engine.executor.memory import OutOfMemoryError
 from tokenspeed_engine.executor.offline import OfflineEngine, OfflineOutput
-from tokenspeed_engine.executor.runner import ModelRunner
+from tokenspeed_engine.executor.runner import ModelRunner, StepLimits
 
 __all__ = [
     "DeviceError",
@@ -15,8 +16,10 @@ __all__ = [
     "OfflineEngine",
     "OfflineOutput",
     "OutOfMemoryError",
+    "StepLimits",
     "StepResult",
     "load_model",
     "resolve_device",
     "resolve_dtype",
+    "scheduler_config",
 ]

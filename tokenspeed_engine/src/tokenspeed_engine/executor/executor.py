@@ -16,7 +16,7 @@ from tokenspeed_engine.executor.devices import resolve_device, resolve_dtype
 from tokenspeed_engine.executor.loading import load_model
 from tokenspeed_engine.executor.memory import memory_guard
 from tokenspeed_engine.executor.prompt_logprobs import PromptLogprobs
-from tokenspeed_engine.executor.runner import ModelRunner
+from tokenspeed_engine.executor.runner import ModelRunner, StepLimits
 from tokenspeed_engine.kvcache import DevicePageTable, KVLayout, KVPool, num_pages_for
 from tokenspeed_engine.parallel import Mesh
 from tokenspeed_engine.sampling import Sampler
@@ -58,6 +58,7 @@ class ModelExecutor:
         vocab_size: V.
         max_model_len: most tokens of a sequence.
         max_num_batched_tokens: most tokens of a step; measured on a CPU where the configuration leaves it open.
+        step_limits: what was measured; None where the number is configured or the device's own.
         num_pages: pages of the pool.
         page_size: tokens in a page.
         eos_token_ids: ids that end a sequence.
@@ -118,7 +119,12 @@ class ModelExecutor:
                 pool = KVPool(layout, self.num_pages, self.device)
             self._held = {"weights": loaded.size_bytes, "kv cache": size}
             self._runner = ModelRunner(loaded.model, pool, self.device)
-            self.max_num_batched_tokens = scheduling.max_num_batched_tokens or self._default_budget()
+            self.step_limits: StepLimits | None = None
+            self.max_num_batched_tokens = scheduling.max_num_batched_tokens or _GPU_TOKEN_BUDGET
+            if scheduling.max_num_batched_tokens is None and self.device.type == "cpu":
+                most = min(_CPU_MOST_TOKENS, self.max_model_len)
+                self.step_limits = self._runner.measure_step_limits(most, self.max_model_len)
+                self.max_num_batched_tokens = self.step_limits.num_tokens
         self._batches = BatchBuilder(scheduling.max_num_seqs, cache.page_size, self.device)
         self._sampler = Sampler(self.vocab_size, self.device, eos_token_ids=self.eos_token_ids)
         self._prompt_logprobs = PromptLogprobs()
@@ -180,11 +186,6 @@ class ModelExecutor:
                 self._table = DevicePageTable(host, self.device)
             self._table_host = host
         return self._table
-
-    def _default_budget(self) -> int:
-        if self.device.type != "cpu":
-            return _GPU_TOKEN_BUDGET
-        return self._runner.measure_token_budget(min(_CPU_MOST_TOKENS, self.max_model_len))
 
 
 def _own_limit(config: object) -> int:

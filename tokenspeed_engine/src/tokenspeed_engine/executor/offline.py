@@ -11,7 +11,8 @@ import numpy as np
 
 from tokenspeed_engine.config import CacheConfig, ModelConfig, SchedulingConfig
 from tokenspeed_engine.executor.executor import ModelExecutor, StepResult
-from tokenspeed_engine.scheduler import Plan, Scheduler, SchedulerConfig, SubmitStatus
+from tokenspeed_engine.executor.limits import scheduler_config
+from tokenspeed_engine.scheduler import Plan, Scheduler, SubmitStatus
 from tokenspeed_engine.types import FinishReason, SamplingParams, TokenLogprobs
 from tokenspeed_engine.weights import LoadProgress
 
@@ -60,20 +61,7 @@ class OfflineEngine:
             raise TypeError(f"OfflineEngine: unknown option(s) {', '.join(sorted(unknown))}")
         model_config, cache, self._scheduling = stages
         self.executor = ModelExecutor(model_config, cache, self._scheduling, progress=progress)
-        budget = self.executor.max_num_batched_tokens
-        is_measured = self._scheduling.max_num_batched_tokens is None
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                num_pages=self.executor.num_pages,
-                page_size=self.executor.page_size,
-                max_num_seqs=self._scheduling.max_num_seqs,
-                # A measured budget bounds a prompt's chunk; the step must still hold one token of each running sequence.
-                max_num_batched_tokens=max(budget, self._scheduling.max_num_seqs),
-                max_model_len=self.executor.max_model_len,
-                chunk_size=self._scheduling.prefill_chunk_size or (budget if is_measured else 0),
-                enable_prefix_cache=cache.enable_prefix_caching,
-            )
-        )
+        self.scheduler = Scheduler(scheduler_config(self.executor, cache, self._scheduling))
         self._outputs: dict[int, OfflineOutput] = {}
         self._in_flight: deque[tuple[Plan, StepResult]] = deque()
         self._next_id = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,7 +15,22 @@ from tokenspeed_engine.models import CausalLM
 
 # A step should stay well under the quarter of a second in which a client that left must be noticed.
 _TARGET_STEP_S = 0.2
+_PROBED_CONTEXT = 4096
+_MOST_SHRINKAGE = 6  # of a chunk after that context; attention alone made it 2 to 3 where it was measured
 _CANDIDATES = (32, 64, 128, 256, 512, 1024, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """How large a step may be.
+
+    Attributes:
+        num_tokens: prompt tokens without context.
+        context_cost_scale: a token after p others costs 1 + p / context_cost_scale tokens without context; 0: one.
+    """
+
+    num_tokens: int
+    context_cost_scale: int
 
 
 class ModelRunner:
@@ -39,21 +55,40 @@ class ModelRunner:
         """[S, H] -> [S, V]."""
         return self._model.logits(hidden)
 
-    def measure_token_budget(self, max_tokens: int) -> int:
+    def measure_step_limits(self, max_tokens: int, max_context: int) -> StepLimits:
         """Find how many prompt tokens a step may hold so that it takes less than a fifth of a second on this device.
 
-        Nothing may run meanwhile; slots are masked, so the cache stays as it is.
+        It is measured at the start of a prompt and after a long context, where attention adds to each token's cost. Nothing may run
+        meanwhile; slots are masked, so the cache stays as it is.
 
         Args:
-            max_tokens: the largest budget that makes sense.
+            max_tokens: the largest number of tokens that makes sense.
+            max_context: most tokens that can precede a chunk.
         Returns:
-            A number of tokens in 32..2048, at most `max_tokens`.
+            A number of tokens in 32..2048, at most `max_tokens`, and how it must shrink with the context.
         """
+        num_tokens = self._most_tokens(max_tokens)
+        num_cached = min(_PROBED_CONTEXT, max_context - num_tokens, self._kv.num_pages * self._kv.layout.page_size - num_tokens)
+        if num_cached < num_tokens:
+            return StepLimits(num_tokens, 0)
+        affordable = float(num_tokens)
+        for _ in range(3):  # a shorter chunk uses the machine less well: look again at what was found
+            batch = self._probe(round(affordable), num_cached)
+            elapsed_s = min(self._timed(batch) for _ in range(3))
+            if elapsed_s <= _TARGET_STEP_S * 1.1:
+                break
+            # A host that is busy with something else must not leave prompts to crawl for as long as the engine lives.
+            affordable = max(affordable * _TARGET_STEP_S / elapsed_s, num_tokens / _MOST_SHRINKAGE)
+        # At this context a token costs as much as `num_tokens / affordable` at the start.
+        added_cost = num_tokens / affordable - 1
+        return StepLimits(num_tokens, 0 if added_cost < 0.01 else max(1, round(num_cached / added_cost)))
+
+    def _most_tokens(self, max_tokens: int) -> int:
         best = min(_CANDIDATES[0], max_tokens)
         for num_tokens in _CANDIDATES:
             if num_tokens > max_tokens:
                 break
-            batch = self._probe(num_tokens)
+            batch = self._probe(num_tokens, 0)
             # The first run also allocates and generates code; the better of two, since the host may be busy with something else.
             elapsed_s = min(self._timed(batch) for _ in range(2))
             if elapsed_s > _TARGET_STEP_S:
@@ -68,21 +103,22 @@ class ModelRunner:
         self.logits(self.hidden(batch))
         return time.perf_counter() - start
 
-    def _probe(self, num_tokens: int) -> ForwardBatch:
+    def _probe(self, num_tokens: int, num_cached: int) -> ForwardBatch:
         page_size = self._kv.layout.page_size
-        num_pages = -(-num_tokens // page_size)
-        pages = torch.full((1, num_pages), -1, dtype=torch.int32)
+        seq_len = num_cached + num_tokens
+        # Real pages, though what they hold means nothing: masked ones would not be read.
+        pages = torch.arange(-(-seq_len // page_size), dtype=torch.int32)[None, :]
         extend = ExtendRows(
             1,
             num_tokens,
             pages.to(self._device),
             torch.tensor([0, num_tokens], dtype=torch.int32, device=self._device),
-            torch.tensor([num_tokens], dtype=torch.int32, device=self._device),
+            torch.tensor([seq_len], dtype=torch.int32, device=self._device),
             num_tokens,
-            num_tokens,
+            seq_len,
             page_size,
         )
-        positions = torch.from_numpy(np.arange(num_tokens, dtype=np.int32)).to(self._device)
+        positions = torch.from_numpy(np.arange(num_cached, seq_len, dtype=np.int32)).to(self._device)
         return ForwardBatch(
             num_tokens=num_tokens,
             token_ids=torch.zeros(num_tokens, dtype=torch.int32, device=self._device),

@@ -49,6 +49,8 @@ class SchedulerConfig:
         chunk_size: int = 0,
         enable_prefix_cache: bool = True,
         max_in_flight_steps: int = 2,
+        max_step_cost: int = 0,
+        context_cost_scale: int = 0,
     ) -> None:
         """Check and keep the values.
 
@@ -61,6 +63,10 @@ class SchedulerConfig:
             chunk_size: prompt tokens of one request in one step; 0 means as many as the budget allows.
             enable_prefix_cache: share full pages between requests with equal beginnings.
             max_in_flight_steps: steps that may be planned and not committed, 1 to 64.
+            max_step_cost: bounds the time of a step, in tokens without context. Decodes always run; prompts share what they
+                leave, at least a quarter of it. 0 means no bound.
+            context_cost_scale: keys that cost as much to attend to as a token costs without any: a token after p others
+                costs 1 + p / context_cost_scale. 0 means that context is free.
         Raises:
             ValueError: a value is out of range; the message says which, and the remedy.
         """
@@ -89,6 +95,12 @@ class SchedulerConfig:
     @property
     def max_in_flight_steps(self) -> int:
         """Steps that may be planned and not committed."""
+    @property
+    def max_step_cost(self) -> int:
+        """What the tokens of one step may cost, in tokens without context; 0 means no bound."""
+    @property
+    def context_cost_scale(self) -> int:
+        """Keys that cost as much to attend to as a token costs without any; 0 means that context is free."""
     @property
     def max_pages_per_request(self) -> int:
         """Columns of the page table: what max_model_len needs, at most num_pages."""

@@ -172,7 +172,9 @@ std::string describe(const SchedulerConfig& c) {
          ", max_num_seqs=" + std::to_string(c.max_num_seqs) + ", max_num_batched_tokens=" + std::to_string(c.max_num_batched_tokens) +
          ", max_model_len=" + std::to_string(c.max_model_len) + ", chunk_size=" + std::to_string(c.chunk_size) +
          ", enable_prefix_cache=" + (c.enable_prefix_cache ? "True" : "False") +
-         ", max_in_flight_steps=" + std::to_string(c.max_in_flight_steps) + ")";
+         ", max_in_flight_steps=" + std::to_string(c.max_in_flight_steps) +
+         ", max_step_cost=" + std::to_string(c.max_step_cost) +
+         ", context_cost_scale=" + std::to_string(c.context_cost_scale) + ")";
 }
 
 std::string describe(const Plan& p) {
@@ -205,16 +207,18 @@ NB_MODULE(_scheduler, m) {
           "__init__",
           [](SchedulerConfig* self, std::int32_t num_pages, std::int32_t page_size, std::int32_t max_num_seqs,
              std::int32_t max_num_batched_tokens, std::int32_t max_model_len, std::int32_t chunk_size, bool enable_prefix_cache,
-             std::int32_t max_in_flight_steps) {
-            SchedulerConfig config{num_pages,  page_size,           max_num_seqs,       max_num_batched_tokens, max_model_len,
-                                   chunk_size, enable_prefix_cache, max_in_flight_steps};
+             std::int32_t max_in_flight_steps, std::int32_t max_step_cost, std::int32_t context_cost_scale) {
+            SchedulerConfig config{num_pages,           page_size,     max_num_seqs,
+                                   max_num_batched_tokens, max_model_len, chunk_size,
+                                   enable_prefix_cache, max_in_flight_steps, max_step_cost, context_cost_scale};
             if (const std::string problem = config.problem(); !problem.empty()) {
               throw std::invalid_argument("SchedulerConfig." + problem);
             }
             new (self) SchedulerConfig(config);
           },
           nb::kw_only(), "num_pages"_a, "page_size"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "max_model_len"_a,
-          "chunk_size"_a = 0, "enable_prefix_cache"_a = true, "max_in_flight_steps"_a = 2, doc::SchedulerConfig_init)
+          "chunk_size"_a = 0, "enable_prefix_cache"_a = true, "max_in_flight_steps"_a = 2, "max_step_cost"_a = 0,
+          "context_cost_scale"_a = 0, doc::SchedulerConfig_init)
       .def_ro("num_pages", &SchedulerConfig::num_pages, doc::SchedulerConfig_num_pages)
       .def_ro("page_size", &SchedulerConfig::page_size, doc::SchedulerConfig_page_size)
       .def_ro("max_num_seqs", &SchedulerConfig::max_num_seqs, doc::SchedulerConfig_max_num_seqs)
@@ -223,6 +227,8 @@ NB_MODULE(_scheduler, m) {
       .def_ro("chunk_size", &SchedulerConfig::chunk_size, doc::SchedulerConfig_chunk_size)
       .def_ro("enable_prefix_cache", &SchedulerConfig::enable_prefix_cache, doc::SchedulerConfig_enable_prefix_cache)
       .def_ro("max_in_flight_steps", &SchedulerConfig::max_in_flight_steps, doc::SchedulerConfig_max_in_flight_steps)
+      .def_ro("max_step_cost", &SchedulerConfig::max_step_cost, doc::SchedulerConfig_max_step_cost)
+      .def_ro("context_cost_scale", &SchedulerConfig::context_cost_scale, doc::SchedulerConfig_context_cost_scale)
       .def_prop_ro("max_pages_per_request", &SchedulerConfig::max_pages_per_request, doc::SchedulerConfig_max_pages_per_request)
       .def("__repr__", [](const SchedulerConfig& self) { return describe(self); });
 

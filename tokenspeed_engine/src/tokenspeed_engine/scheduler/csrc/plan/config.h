@@ -16,6 +16,10 @@ struct SchedulerConfig {
   std::int32_t chunk_size = 0;              // prompt tokens of one request in one step; 0: as many as the budget allows
   bool enable_prefix_cache = true;
   std::int32_t max_in_flight_steps = 2;     // steps that may be planned and not committed
+  // Bounds the time of a step: a token after p others costs 1 + p / context_cost_scale, or 1 where the scale is 0. Decodes always
+  // run; prompt chunks share what the decodes leave of max_step_cost, and never less than a quarter of it. 0: no bound.
+  std::int32_t max_step_cost = 0;
+  std::int32_t context_cost_scale = 0;
 
   // No request can hold more than the pool has.
   std::int32_t max_pages_per_request() const { return std::min((max_model_len + page_size - 1) / page_size, num_pages); }

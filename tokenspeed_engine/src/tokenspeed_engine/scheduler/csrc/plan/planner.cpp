@@ -1,12 +1,14 @@
 // plan(): which tokens run in the next step, and on which pages.
 //
 // Decodes first: each running stream gets its token. The rest of the budget goes to prefill chunks, first come, first served, and
-// then to admissions in order of arrival. Nobody overtakes the head of the queue, so nobody starves.
+// then to admissions in order of arrival. Nobody overtakes the head of the queue, so nobody starves. Where a step's cost is bounded,
+// chunks shrink as their context grows, so that a step late in a long prompt takes no longer than one at its start.
 //
 // Pages for a decode come from the free list, then from cached pages that nobody uses, then from the running request that arrived
 // last, which goes back to the head of the queue. The request that arrived first is never the victim while another runs, and one
 // request alone always fits (submit refuses what does not): so the oldest always gets on, and there is no livelock.
 #include <algorithm>
+#include <limits>
 
 #include "../invariant.h"
 #include "must_dispatch.h"
@@ -24,6 +26,7 @@ std::shared_ptr<const StepBuffers> Scheduler::plan() {
   const std::shared_ptr<StepBuffers>& out = ring_[static_cast<std::size_t>(next_step_) % ring_.size()];
   out->clear();
   plan_decodes(*out);
+  prefill_cost_left_ = prefill_allowance(*out);
   plan_prefills(*out);
   // Whoever was retracted just now is the first of the queue and needs more than it gave: it is not admitted again here.
   plan_admissions(*out);
@@ -67,8 +70,34 @@ bool Scheduler::grow_for_decode(Request& request) {
   return true;
 }
 
+// What `num_tokens` cost after `first` others, in units of 1 / cost_unit_ so that all is whole numbers.
+std::int64_t Scheduler::cost_of(std::int64_t first, std::int64_t num_tokens) const {
+  if (config_.context_cost_scale == 0) return num_tokens;
+  return num_tokens * (2 * static_cast<std::int64_t>(config_.context_cost_scale) + 2 * first + num_tokens - 1);
+}
+
+std::int64_t Scheduler::prefill_allowance(const StepBuffers& decodes) const {
+  if (config_.max_step_cost == 0) return std::numeric_limits<std::int64_t>::max();
+  const std::int64_t unit = config_.context_cost_scale == 0 ? 1 : 2 * static_cast<std::int64_t>(config_.context_cost_scale);
+  const std::int64_t whole = config_.max_step_cost * unit;
+  std::int64_t left = whole;
+  for (std::int32_t i = 0; i < decodes.num_decodes; ++i) left -= cost_of(decodes.seq_lens[static_cast<std::size_t>(i)] - 1, 1);
+  return std::max(left, whole / 4);
+}
+
+// The most tokens, up to `num_tokens`, that the step's cost allows after `first` others.
+std::int32_t Scheduler::affordable(std::int32_t first, std::int32_t num_tokens) const {
+  if (cost_of(first, num_tokens) <= prefill_cost_left_) return num_tokens;
+  std::int32_t least = 0;
+  while (num_tokens - least > 1) {  // `least` tokens are allowed, `num_tokens` are too many
+    const std::int32_t middle = least + (num_tokens - least) / 2;
+    (cost_of(first, middle) <= prefill_cost_left_ ? least : num_tokens) = middle;
+  }
+  return least;
+}
+
 void Scheduler::plan_prefills(StepBuffers& out) {
-  for (std::size_t i = 0; num_prefilling_ > 0 && i < running_.size() && out.num_tokens < config_.max_num_batched_tokens; ++i) {
+  for (std::size_t i = 0; num_prefilling_ > 0 && i < running_.size() && has_room(out); ++i) {
     Request& request = *running_[i];
     if (!request.is_prefilling()) continue;
     plan_chunk(out, request, request.num_known() - request.num_planned);
@@ -76,7 +105,7 @@ void Scheduler::plan_prefills(StepBuffers& out) {
 }
 
 void Scheduler::plan_admissions(StepBuffers& out) {
-  while (!waiting_.empty() && out.num_tokens < config_.max_num_batched_tokens && rows_.num_free() > 0) {
+  while (!waiting_.empty() && has_room(out) && rows_.num_free() > 0) {
     Request& request = *waiting_.begin()->second;
     if (!admit(request)) return;
     plan_chunk(out, request, request.num_known() - request.num_planned);
@@ -141,8 +170,11 @@ bool Scheduler::admit(Request& request) {
 void Scheduler::plan_chunk(StepBuffers& out, Request& request, std::int32_t num_tokens) {
   num_tokens = std::min(num_tokens, config_.max_num_batched_tokens - out.num_tokens);
   if (config_.chunk_size > 0) num_tokens = std::min(num_tokens, config_.chunk_size);
+  const bool is_first = out.num_requests == out.num_decodes;  // it gets on, whatever it costs
+  num_tokens = std::max(affordable(request.num_planned, num_tokens), is_first ? 1 : 0);
   num_tokens = grow_for_prefill(request, num_tokens);
   if (num_tokens == 0) return;
+  prefill_cost_left_ -= cost_of(request.num_planned, num_tokens);
   plan_row(out, request, num_tokens);
   if (request.num_planned == request.num_known()) {
     forget_promise(request);

@@ -31,9 +31,12 @@ std::string SchedulerConfig::problem() const {
   if (chunk_size < 0) return at_least("chunk_size", 0, chunk_size) + ". 0 means as many tokens as the budget allows";
   if (max_in_flight_steps < 1) return at_least("max_in_flight_steps", 1, max_in_flight_steps);
   if (max_in_flight_steps > 64) return "max_in_flight_steps: expected at most 64, got " + std::to_string(max_in_flight_steps);
+  if (max_step_cost < 0) return at_least("max_step_cost", 0, max_step_cost) + ". 0 means no bound";
+  if (context_cost_scale < 0) return at_least("context_cost_scale", 0, context_cost_scale) + ". 0 means that context is free";
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 4;
-  if (max_model_len > most || page_size > most || max_num_batched_tokens > most) {
-    return "max_model_len, page_size and max_num_batched_tokens: expected at most " + std::to_string(most);
+  if (max_model_len > most || page_size > most || max_num_batched_tokens > most || max_step_cost > most || context_cost_scale > most) {
+    return "max_model_len, page_size, max_num_batched_tokens, max_step_cost and context_cost_scale: expected at most " +
+           std::to_string(most);
   }
   return {};
 }

@@ -62,6 +62,12 @@ class Scheduler {
   void plan_admissions(StepBuffers& out);
   bool admit(Request& request);
   void plan_chunk(StepBuffers& out, Request& request, std::int32_t num_tokens);
+  std::int64_t cost_of(std::int64_t first, std::int64_t num_tokens) const;
+  std::int64_t prefill_allowance(const StepBuffers& decodes) const;
+  std::int32_t affordable(std::int32_t first, std::int32_t num_tokens) const;
+  bool has_room(const StepBuffers& out) const {
+    return out.num_tokens < config_.max_num_batched_tokens && (prefill_cost_left_ > 0 || out.num_requests == out.num_decodes);
+  }
   void plan_row(StepBuffers& out, Request& request, std::int32_t num_tokens);
   bool grow_for_decode(Request& request);
   std::int32_t grow_for_prefill(Request& request, std::int32_t num_tokens);
@@ -103,6 +109,7 @@ class Scheduler {
   std::int32_t num_prefilling_ = 0;
   std::int32_t num_draining_ = 0;    // retracting, draining or aborting: their pages come back with a commit
   std::int32_t promised_pages_ = 0;  // sum over requests
+  std::int64_t prefill_cost_left_ = 0;  // of the step that is being planned
 
   std::vector<std::int32_t> page_table_;
   std::vector<PageUpdate> pending_updates_;

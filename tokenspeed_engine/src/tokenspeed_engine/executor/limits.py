@@ -1,0 +1,28 @@
+"""The scheduler's sizes and limits, from what was configured and what the executor found."""
+
+from __future__ import annotations
+
+from tokenspeed_engine.config import CacheConfig, SchedulingConfig
+from tokenspeed_engine.executor.executor import ModelExecutor
+from tokenspeed_engine.scheduler import SchedulerConfig
+
+
+def scheduler_config(executor: ModelExecutor, cache: CacheConfig, scheduling: SchedulingConfig) -> SchedulerConfig:
+    """Return the configuration of the scheduler that plans for `executor`.
+
+    A measured budget bounds what a step's prompts cost, and shrinks their chunks as the context grows; the step must still hold one
+    token of each running sequence. A configured budget is taken as it is.
+    """
+    budget, limits = executor.max_num_batched_tokens, executor.step_limits
+    return SchedulerConfig(
+        num_pages=executor.num_pages,
+        page_size=executor.page_size,
+        max_num_seqs=scheduling.max_num_seqs,
+        max_num_batched_tokens=max(budget, scheduling.max_num_seqs),
+        max_model_len=executor.max_model_len,
+        chunk_size=scheduling.prefill_chunk_size,
+        enable_prefix_cache=cache.enable_prefix_caching,
+        max_in_flight_steps=max(scheduling.pipeline_depth, 2),
+        max_step_cost=limits.num_tokens if limits else 0,
+        context_cost_scale=limits.context_cost_scale if limits else 0,
+    )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tokenspeed_kernel.plugin_kit.scaffold import project_files
+
 PluginSource = Callable[..., str]
+MakeWheel = Callable[..., Path]
 
 _SOURCE = """
 import torch
@@ -59,3 +66,64 @@ def plugin_source() -> PluginSource:
         return text
 
     return source
+
+
+@pytest.fixture
+def make_wheel(tmp_path: Path) -> MakeWheel:
+    """Write a wheel of what `plugin new` makes, with changes.
+
+    `source` changes a file of the package by its name, `add` adds files to the wheel, `metadata` replaces lines of METADATA (None
+    removes one), `tag` is the wheel's.
+    """
+
+    def make(
+        name: str,
+        *,
+        source: dict[str, Callable[[str], str]] | None = None,
+        add: dict[str, str] | None = None,
+        metadata: dict[str, str | None] | None = None,
+        entry_points: str | None = None,
+        licence: str | None = "Do as you like.",
+        tag: str = "py3-none-any",
+        requires: tuple[str, ...] = ("torch",),
+    ) -> Path:
+        package = name.replace("-", "_")
+        info = f"{package}-0.1.0.dist-info"
+        files = {path.removeprefix("src/"): text for path, text in project_files(name).items() if path.startswith("src/")}
+        for file, change in (source or {}).items():
+            place = f"{package}/{file}"
+            changed = change(files[place])
+            assert changed != files[place], f"the change of {file} changes nothing"
+            files[place] = changed
+        fields: dict[str, str | None] = {
+            "Metadata-Version": "2.4",
+            "Name": name,
+            "Version": "0.1.0",
+            "Summary": "Kernels",
+            "Requires-Python": ">=3.11",
+            "License-Expression": "Apache-2.0",
+            **({"License-File": "LICENSE"} if licence is not None else {}),
+            **(metadata or {}),
+        }
+        body = fields.pop("Description", "# Kernels\n")
+        lines = [f"{key}: {value}" for key, value in fields.items() if value is not None]
+        lines += [f"Requires-Dist: {one}" for one in requires]
+        files[f"{info}/METADATA"] = "\n".join([*lines, "", body or ""])
+        files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: {tag}\n"
+        if licence is not None:
+            files[f"{info}/licenses/LICENSE"] = licence
+        default = f"[tokenspeed_kernel.plugins]\n{package} = {package}.plugin:PLUGIN\n"
+        files[f"{info}/entry_points.txt"] = default if entry_points is None else entry_points
+        files |= add or {}
+        rows = []
+        for path, text in files.items():
+            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+            rows.append(f"{path},sha256={digest},{len(text.encode())}")
+        files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""])
+        wheel = tmp_path / f"{package}-0.1.0-{tag}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for path, text in files.items():
+                archive.writestr(path, text)
+        return wheel
+
+    return make

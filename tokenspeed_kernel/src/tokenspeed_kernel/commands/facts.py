@@ -81,8 +81,7 @@ def platform_text(platform: Platform) -> str:
 
 def plugin_facts(record: PluginRecord) -> dict[str, str]:
     """A plugin and what became of it."""
-    status = "loaded" if record.loaded else "disabled" if record.disabled else f"failed: {record.error}"
-    return {"name": record.name, "distribution": record.distribution, "status": status}
+    return {"name": record.name, "distribution": record.distribution, "status": record.status}
 
 
 def plugin_lines(registry: Registry) -> list[str]:

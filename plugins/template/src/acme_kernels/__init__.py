@@ -1,0 +1,1 @@
+"""Kernels for tokenspeed-kernel. `plugin.PLUGIN` says what there is."""

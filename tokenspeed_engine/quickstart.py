@@ -103,10 +103,13 @@ def ensure_packages(python: Path) -> None:
         return
     paths = [str(ROOT / name) for name in DISTRIBUTIONS]
     say(f"building and installing {', '.join(DISTRIBUTIONS)} (a C++ compiler is needed)")
+    # pip leaves an installed package of the same version alone, so ours are taken out first.
+    ours = [Path(path).name.replace("_", "-") for path in paths]
+    outdated = [name for name in ours if has_module(python, name.replace("-", "_"))]
+    if outdated:
+        subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *outdated], check=True)
     # No constraints: torch is there by now, and a pinned version would replace another one.
     pip_install(python, *paths)
-    # The first call brings the dependencies; pip leaves an installed package of the same version alone, so ours are put there anew.
-    pip_install(python, "--no-deps", "--force-reinstall", *paths)
     stamp.write_text(digest)
 
 

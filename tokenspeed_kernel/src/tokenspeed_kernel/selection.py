@@ -10,8 +10,9 @@ import importlib
 import importlib.metadata
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from packaging.specifiers import SpecifierSet
 
@@ -24,7 +25,11 @@ from tokenspeed_kernel.spec import Band, KernelSpec, Library, OpContract
 from tokenspeed_kernel.ties import effective_constraint
 from tokenspeed_kernel.traits import ANY, AnyValue, TraitValue
 
-__all__ = ["Candidate", "Reason", "Request", "Verdict", "evaluate", "select", "suggest_fix"]
+__all__ = ["PROBE", "Candidate", "Probed", "Reason", "Request", "Verdict", "evaluate", "select", "suggest_fix"]
+
+PROBE: Final = "?"
+"""As `solution`: nothing is chosen and nothing runs; `select` raises `Probed` with what the call asks for. Tools use it to learn
+which formats and traits an op makes of given arguments."""
 
 
 class Verdict(StrEnum):
@@ -83,6 +88,19 @@ class Request:
         return f"{self.op} on {self.platform}" + (f", {', '.join(parts)}" if parts else "")
 
 
+class Probed(BaseException):
+    """A call with `solution=PROBE` came to its selection. Not an error, so that no handler of errors takes it for one.
+
+    Attributes:
+        request: what it asks for, without a solution.
+    """
+
+    def __init__(self, request: Request) -> None:
+        """Keep the request."""
+        super().__init__(str(request))
+        self.request = request
+
+
 def evaluate(registry: Registry, request: Request) -> Iterator[Candidate]:
     """Yield every kernel of the op with its verdict, in order of rank.
 
@@ -109,7 +127,10 @@ def select(registry: Registry, request: Request) -> KernelSpec:
         UnknownOpError: the op does not exist.
         PluginError: `solution` names a plugin, or something of one, that failed to load or is disabled.
         NoKernelError: no kernel is eligible; the message has each one's reason.
+        Probed: `solution` is `PROBE`.
     """
+    if request.solution == PROBE:
+        raise Probed(replace(request, solution=None))
     if request.solution is not None:
         _check_solution(registry, request)
     candidates: list[Candidate] = []

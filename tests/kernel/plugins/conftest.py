@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from tokenspeed_kernel.plugin_kit.scaffold import project_files
+
+_spec = importlib.util.spec_from_file_location("clean_environment", Path(__file__).with_name("clean_environment.py"))
+assert _spec is not None and _spec.loader is not None
+clean_environment: ModuleType = importlib.util.module_from_spec(_spec)
+sys.modules["clean_environment"] = clean_environment
+_spec.loader.exec_module(clean_environment)
 
 PluginSource = Callable[..., str]
 MakeWheel = Callable[..., Path]
@@ -127,3 +137,18 @@ def make_wheel(tmp_path: Path) -> MakeWheel:
         return wheel
 
     return make
+
+
+@pytest.fixture(scope="session")
+def kernel_wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout's kernel package."""
+    wheel: Path = clean_environment.build_wheel(repository / "tokenspeed_kernel", tmp_path_factory.mktemp("wheel"))
+    return wheel
+
+
+@pytest.fixture(scope="session")
+def kernel_environment(kernel_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An environment with that wheel. Tests leave it as they found it."""
+    environment = clean_environment.CleanEnvironment(tmp_path_factory.mktemp("clean"))
+    environment.told = environment.pip("install", str(kernel_wheel))
+    return environment

@@ -264,7 +264,8 @@ def _check_solution(registry: Registry, request: Request) -> None:
     specs = registry.specs(request.op)
     for record in registry.plugins:
         # A plugin that was refused because it took a name of someone else's does not own that name.
-        if not record.loaded and record.answers_to(wanted) and registry.owner(wanted) is None:
+        theirs = registry.owner(wanted) not in (None, record.distribution) or any(spec.answers_to(wanted) for spec in specs)
+        if not record.loaded and record.answers_to(wanted) and not theirs:
             why = "is disabled by TOKENSPEED_KERNEL_DISABLE_PLUGINS" if record.disabled else f"failed: {record.error}"
             raise PluginError(
                 f'{request.op}: solution="{wanted}" belongs to plugin {record.name} ({record.distribution}), '

@@ -1,7 +1,10 @@
 """The compiled kernels. Addresses, sizes and strides are integers; strides count elements. Nothing is checked here."""
 
 def instruction_set() -> str:
-    """What the kernels use: ``avx512`` or ``avx2``; empty on a processor that has neither."""
+    """What the kernels use: ``avx512_vnni``, ``avx512`` or ``avx2``; empty on a processor that has none of them."""
+
+def instruction_sets() -> list[str]:
+    """Those that the processor has, best first."""
 
 def use_instruction_set(name: str) -> None:
     """Use another one, for tests.
@@ -47,3 +50,37 @@ def mha_decode(
     page_size: int, scale: float, window: int, cap: float, sinks: int, lse: int, threads: int, /,
 ) -> int:
     """Attend; returns the longest length, having written nothing where the page table has no room for it."""
+
+class Weight:
+    """A quantized weight [rows, columns] at an address that its owner keeps."""
+
+    def __init__(
+        self, panel: int, is_stored: bool, data: int, rows: int, columns: int, row_bytes: int, group: int, scale: int, /
+    ) -> None:
+        """Formats are those of ``formats.py``; ``is_stored``: the blocks of the file, with ``row_bytes`` from row to row."""
+
+    def multiply(
+        self, x: int, x_stride: int, x_bf16: bool, tokens: int, bias: int, bias_bf16: bool, out: int, out_stride: int,
+        out_bf16: bool, threads: int, /,
+    ) -> None:
+        """Multiply rows of fp32 or bf16, rounded to 8 bits, and add the bias (0 for none)."""
+
+def panel_bytes(panel: int, columns: int, /) -> int:
+    """Bytes of 16 rows of a GGUF format in panels."""
+
+def group_bytes(scale: int, group: int, /) -> int:
+    """Bytes of 16 rows of one group of 4-bit values."""
+
+def pack_stored(stored: int, data: int, row_bytes: int, rows: int, columns: int, panels: int, threads: int, /) -> None:
+    """Put rows of GGUF blocks into panels."""
+
+def pack_int4(
+    values: int, scales: int, zeros: int, rows: int, columns: int, group: int, scale: int, is_signed: bool, panels: int, /,
+) -> None:
+    """Put rows of 4-bit values into panels; without ``zeros`` (0) every zero point is 8."""
+
+def embedding(
+    stored: int, data: int, row_bytes: int, rows: int, columns: int, ids: int, wide_ids: bool, id_stride: int, tokens: int,
+    out: int, out_stride: int, out_bf16: bool, /,
+) -> None:
+    """Dequantize rows; zeros for an id that is none of them."""

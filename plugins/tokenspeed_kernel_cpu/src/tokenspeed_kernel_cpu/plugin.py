@@ -7,38 +7,59 @@ from typing import Final
 from tokenspeed_kernel import Band, Capability, KernelSpec, OneOf, Plugin, Signature, Verified, VerifiedBy
 
 _EITHER: Final = OneOf(False, True)
+_GGUF: Final = tuple(f"gguf_{name}@inline" for name in ("q4_0", "q4_1", "q8_0", "q4_k", "q6_k"))
+_GROUPED: Final = (*(f"{name}@group_{size}" for name in ("int4", "uint4") for size in (32, 64, 128)), "mxint4@block_32")
 
 
-def _spec(op: str, operands: tuple[str, ...], *options: str) -> KernelSpec:
-    family, _, name = op.partition(".")
+def _spec(
+    op: str, implementation: str, formats: tuple[Signature, ...], traits: dict[str, OneOf] | None = None
+) -> KernelSpec:
     return KernelSpec(
         op=op,
-        name=f"cpu_native_{name}",
+        name=f"cpu_native_{op.partition('.')[2]}",
         solution="cpu_native",
         # Above the built-in CPU kernels, and below the band of plugins: a kernel of someone else's still outranks these.
         band=Band.SPECIALIZED,
-        implementation=f"tokenspeed_kernel_cpu.{family}:{name}",
+        implementation=f"tokenspeed_kernel_cpu.{implementation}",
         # "avx2" means AVX2 and FMA. The AVX-512 code is chosen inside.
         capability=Capability(("cpu",), features=frozenset({"avx2"})),
-        formats=Signature.same(operands, ("fp32",)),
-        traits=dict.fromkeys(options, _EITHER),
+        formats=formats,
+        traits=traits or {},
         requires=("tokenspeed_kernel_cpu._kernels",),
-        verified=(Verified(VerifiedBy.SILICON, "x86-64 AVX2 and AVX-512"),),
+        verified=(Verified(VerifiedBy.SILICON, "x86-64 AVX2, AVX-512 and AVX512_VNNI"),),
     )
+
+
+def _rows(op: str, *operands: str) -> KernelSpec:
+    family, _, name = op.partition(".")
+    return _spec(op, f"{family}:{name}", Signature.same(operands, ("fp32",)))
 
 
 PLUGIN: Final = Plugin(
     api_version=(1, 0),
     specs=(
-        _spec("norm.rms_norm", ("x", "weight")),
-        _spec("norm.fused_add_rms_norm", ("x", "residual", "weight")),
-        _spec("activation.silu_and_mul", ("gate_up",)),
-        _spec("rope.apply_rope", ("q", "k", "cos_sin_cache")),
-        _spec("kvcache.write_kv", ("k", "v", "k_cache", "v_cache")),
+        _rows("norm.rms_norm", "x", "weight"),
+        _rows("norm.fused_add_rms_norm", "x", "residual", "weight"),
+        _rows("activation.silu_and_mul", "gate_up"),
+        _rows("rope.apply_rope", "q", "k", "cos_sin_cache"),
+        _rows("kvcache.write_kv", "k", "v", "k_cache", "v_cache"),
         _spec(
             "attention.mha_decode",
-            ("q", "k_cache", "v_cache"),
-            *("sliding_window", "logit_cap", "sinks", "return_lse"),
+            "attention:mha_decode",
+            Signature.same(("q", "k_cache", "v_cache"), ("fp32",)),
+            dict.fromkeys(("sliding_window", "logit_cap", "sinks", "return_lse"), _EITHER),
+        ),
+        _spec(
+            "gemm.pack_weight",
+            "linear:pack_weight",
+            Signature.product(weight=(*_GGUF, *_GROUPED)),
+            # Activations are rounded to 8 bits: only for a caller that allows it.
+            {"round_activations": OneOf(True)},
+        ),
+        _spec(
+            "embedding.embedding",
+            "embedding:embedding",
+            Signature.product(token_ids=("int32", "int64"), weight=_GGUF, out=("fp32", "bf16")),
         ),
     ),
 )

@@ -2,10 +2,23 @@
 #include "kernels.h"
 
 #include "decode.h"
+#include "multiply.h"
+#include "round.h"
 #include "rows.h"
+#include "unpack.h"
 
 namespace tokenspeed_cpu {
 
-const KernelTable TOKENSPEED_TABLE = {TOKENSPEED_NAME, rms_norm, silu_and_mul, apply_rope, mha_decode};
+const KernelTable TOKENSPEED_TABLE = {
+    TOKENSPEED_NAME,
+    rms_norm,
+    silu_and_mul,
+    apply_rope,
+    mha_decode,
+    {quantize,
+     {multiply<Panel::kQ4_0>, multiply<Panel::kQ4_1>, multiply<Panel::kQ8_0>, multiply<Panel::kQ4_K>, multiply<Panel::kQ6_K>,
+      multiply<Panel::kInt4>},
+     {unpack_q4_0, unpack_q4_1, unpack_q8_0, unpack_q4_k, unpack_q6_k}},
+};
 
 }  // namespace tokenspeed_cpu

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "quantized.h"
+
 namespace tokenspeed_cpu {
 
 // Rows of `columns` neighbouring floats; row i lies at (i / inner) * outer_stride + (i % inner) * inner_stride.
@@ -76,9 +78,11 @@ struct KernelTable {
   void (*apply_rope)(const RopeArgs&, int64_t token);
   // Key heads [first, last) of one row.
   void (*mha_decode)(const DecodeArgs&, int64_t row, int64_t first, int64_t last);
+  QuantizedTable quantized;
 };
 
 extern const KernelTable kAvx2;
 extern const KernelTable kAvx512;
+extern const KernelTable kAvx512Vnni;
 
 }  // namespace tokenspeed_cpu

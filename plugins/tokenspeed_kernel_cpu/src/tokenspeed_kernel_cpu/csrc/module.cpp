@@ -1,10 +1,11 @@
 // The binding: addresses, sizes and strides (in elements) as integers. The Python wrappers have checked what they point at.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstring>
-#include <stdexcept>
 
-#include "kernels.h"
+#include "binding.h"
 #include "parallel.h"
 
 namespace nb = nanobind;
@@ -16,47 +17,6 @@ namespace {
 constexpr int64_t kElementsForThreads = 64 * 1024;
 constexpr int64_t kBytesForThreads = 128 * 1024;
 constexpr int64_t kElementsAtOnce = 16 * 1024;
-
-const KernelTable* best_table() {
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
-  return avx512 ? &kAvx512 : avx2 ? &kAvx2 : nullptr;
-}
-
-const KernelTable* active = best_table();
-
-const KernelTable& table() {
-  if (active == nullptr) throw std::runtime_error("tokenspeed_kernel_cpu: this processor lacks AVX2 or FMA");
-  return *active;
-}
-
-const char* instruction_set() { return active == nullptr ? "" : active->name; }
-
-// For tests: a processor with AVX-512 can run the AVX2 code too.
-void use_instruction_set(const char* name) {
-  const KernelTable* best = best_table();
-  if (best != nullptr && std::strcmp(name, best->name) == 0) {
-    active = best;
-  } else if (best != nullptr && std::strcmp(name, kAvx2.name) == 0) {
-    active = &kAvx2;
-  } else {
-    throw std::invalid_argument("expected avx2, or avx512 where the processor has it");
-  }
-}
-
-// A tensor on the meta device has a shape and no memory.
-void need_memory(uintptr_t address, int64_t elements) {
-  if (address == 0 && elements > 0) {
-    throw std::invalid_argument("tokenspeed_kernel_cpu: a tensor has no memory (device meta): pass solution=\"cpu\"");
-  }
-}
-
-template <typename T>
-T* at(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
 
 // Rows [0, rows) of `width` elements each, in runs that are worth a thread's while.
 template <typename Body>
@@ -185,6 +145,7 @@ int64_t mha_decode(uintptr_t q, int64_t q_row, int64_t q_head, uintptr_t k, int6
 
 NB_MODULE(_kernels, m) {
   m.def("instruction_set", &instruction_set);
+  m.def("instruction_sets", &instruction_sets);
   m.def("use_instruction_set", &use_instruction_set);
   m.def("has_team", [] { return team() != nullptr; });
   m.def("rms_norm", &rms_norm);
@@ -192,6 +153,7 @@ NB_MODULE(_kernels, m) {
   m.def("apply_rope", &apply_rope);
   m.def("write_kv", &write_kv);
   m.def("mha_decode", &mha_decode);
+  bind_linear(m);
 }
 
 }  // namespace tokenspeed_cpu

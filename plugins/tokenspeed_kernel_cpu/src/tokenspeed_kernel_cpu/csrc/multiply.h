@@ -1,0 +1,184 @@
+// The products of one panel with a few tokens at a time, for each panel format; see quantized.h for the layout.
+#pragma once
+
+#include "bytes.h"
+#include "quantized.h"
+
+namespace {
+
+using namespace tokenspeed_cpu;
+
+// Integer sums of one block for Tokens tokens and the rows of one register, from 4-bit weights: 4 registers of 2 x 4 columns.
+template <int Tokens>
+inline void dot_nibbles(const uint8_t* block, const int8_t* const* x, Ints* sums) {
+#ifdef __AVX512VNNI__
+  for (int i = 0; i < 4; ++i) {
+    const Ints both = load_bytes(block + 64 * i), low = low_nibbles(both), high = high_nibbles(both);
+    for (int t = 0; t < Tokens; ++t) sums[t] = dot(sums[t], low, splat_word(word_at(x[t] + 4 * i)));
+    for (int t = 0; t < Tokens; ++t) sums[t] = dot(sums[t], high, splat_word(word_at(x[t] + 16 + 4 * i)));
+  }
+#else
+  // Eight sums of two products, each at most 2 * 15 * 127, fit into 16 bits.
+  Ints halves[Tokens];
+  for (int i = 0; i < 4; ++i) {
+    const Ints both = load_bytes(block + 64 * i), low = low_nibbles(both), high = high_nibbles(both);
+    for (int t = 0; t < Tokens; ++t) {
+      const Ints first = pairs(low, splat_word(word_at(x[t] + 4 * i)));
+      const Ints two = add16(first, pairs(high, splat_word(word_at(x[t] + 16 + 4 * i))));
+      halves[t] = i == 0 ? two : add16(halves[t], two);
+    }
+  }
+  for (int t = 0; t < Tokens; ++t) sums[t] = add(sums[t], widen(halves[t]));
+#endif
+}
+
+// From bytes 0..63 (Q6_K), half a block: 4 registers of 4 columns.
+template <int Tokens>
+inline void dot_six_bits(const uint8_t* block, const int8_t* const* x, Ints* sums) {
+  for (int i = 0; i < 4; i += 2) {
+    const Ints first = load_bytes(block + 64 * i), second = load_bytes(block + 64 * i + 64);
+    for (int t = 0; t < Tokens; ++t) {
+      const Ints one = splat_word(word_at(x[t] + 4 * i)), two = splat_word(word_at(x[t] + 4 * i + 4));
+#ifdef __AVX512VNNI__
+      sums[t] = dot(dot(sums[t], first, one), second, two);
+#else
+      // Two sums of two products, each at most 2 * 63 * 127, fit into 16 bits.
+      sums[t] = add(sums[t], widen(add16(pairs(first, one), pairs(second, two))));
+#endif
+    }
+  }
+}
+
+// From bytes that are 128 more than the weight: 8 registers of 4 columns. With VNNI the 128 is not taken off again: the caller
+// starts the sums at -128 * sum(q).
+template <int Tokens>
+inline void dot_bytes(const uint8_t* block, const int8_t* const* x, Ints* sums) {
+  for (int i = 0; i < 8; ++i) {
+    const Ints raw = load_bytes(block + 64 * i);
+#ifdef __AVX512VNNI__
+    for (int t = 0; t < Tokens; ++t) sums[t] = dot(sums[t], raw, splat_word(word_at(x[t] + 4 * i)));
+#else
+    // |w| * (x with the sign of w): two products are at most 2 * 128 * 127.
+    const Ints weight = flip_sign_bits(raw), size = magnitudes(weight);
+    const Signs signs = signs_of(weight);
+    for (int t = 0; t < Tokens; ++t) sums[t] = add(sums[t], widen(pairs(size, with_signs(splat_word(word_at(x[t] + 4 * i)), signs))));
+#endif
+  }
+}
+
+// Where the activations of some tokens stand.
+template <int Tokens>
+struct TokenRows {
+  const int8_t* values[Tokens];
+  const float* scale[Tokens];
+  const float* sum[Tokens];
+  const int32_t* half_sum[Tokens];
+
+  TokenRows(const Activations& x, int64_t token, int64_t first_block) {
+    const int64_t blocks = x.columns / kBlockColumns;
+    for (int t = 0; t < Tokens; ++t) {
+      values[t] = x.values + (token + t) * x.columns + first_block * kBlockColumns;
+      scale[t] = x.scale + (token + t) * blocks + first_block;
+      sum[t] = x.sum + (token + t) * blocks + first_block;
+      half_sum[t] = x.half_sum + 2 * ((token + t) * blocks + first_block);
+    }
+  }
+  int32_t whole_sum(int t, int64_t b) const { return half_sum[t][2 * b] + half_sum[t][2 * b + 1]; }
+};
+
+template <int Tokens>
+inline void block_rows(const TokenRows<Tokens>& x, int64_t b, const int8_t** values) {
+  for (int t = 0; t < Tokens; ++t) values[t] = x.values[t] + b * kBlockColumns;
+}
+
+template <Panel Format, int Tokens>
+void tile(const TileArgs& args, int64_t token, int64_t lane, float* sums) {
+  const TokenRows<Tokens> x(args.x, token, args.first_block);
+  Vec total[Tokens];
+  for (int t = 0; t < Tokens; ++t) total[t] = load(sums + t * kPanelRows);
+  const int8_t* values[Tokens];
+  for (int64_t b = 0; b < args.num_blocks; ++b) {
+    block_rows<Tokens>(x, b, values);
+    Ints dots[Tokens];
+    if constexpr (Format == Panel::kQ4_0) {
+      const uint8_t* block = args.panel + b * 288;
+      for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(-8 * x.whole_sum(t, b));
+      dot_nibbles<Tokens>(block + 4 * lane, values, dots);
+      const Vec d = load_half(block + 256 + 2 * lane);
+      for (int t = 0; t < Tokens; ++t) total[t] = fma(to_float(dots[t]), d * splat(x.scale[t][b]), total[t]);
+    } else if constexpr (Format == Panel::kQ4_1) {
+      const uint8_t* block = args.panel + b * 320;
+      for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(0);
+      dot_nibbles<Tokens>(block + 4 * lane, values, dots);
+      const Vec d = load_half(block + 256 + 2 * lane), m = load_half(block + 288 + 2 * lane);
+      for (int t = 0; t < Tokens; ++t) {
+        total[t] = fma(to_float(dots[t]), d * splat(x.scale[t][b]), total[t]);
+        total[t] = fma(m, splat(x.sum[t][b]), total[t]);
+      }
+    } else if constexpr (Format == Panel::kQ4_K) {
+      const uint8_t* super = args.panel + (b >> 3) * 2368;
+      const uint8_t* block = super + 64 + (b & 7) * 288;
+      for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(0);
+      dot_nibbles<Tokens>(block + 4 * lane, values, dots);
+      const Vec d = load_half(super + 2 * lane) * load_u8(block + 256 + lane);
+      const Vec m = load_half(super + 32 + 2 * lane) * load_u8(block + 272 + lane);
+      for (int t = 0; t < Tokens; ++t) {
+        total[t] = fma(to_float(dots[t]), d * splat(x.scale[t][b]), total[t]);
+        total[t] = fma(m, splat(-x.sum[t][b]), total[t]);
+      }
+    } else if constexpr (Format == Panel::kInt4) {
+      const int64_t group = b / args.blocks_per_group, within = b - group * args.blocks_per_group;
+      const uint8_t* start = args.panel + group * group_bytes(args.scale, args.blocks_per_group);
+      const int64_t width = scale_bytes(args.scale), header = kPanelRows * (width + 1);
+      for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(0);
+      dot_nibbles<Tokens>(start + header + within * 256 + 4 * lane, values, dots);
+      const uint8_t* scales = start + width * lane;
+      const Vec d = args.scale == Scale::kHalf   ? load_half(scales)
+                    : args.scale == Scale::kBf16 ? load_bf16(scales)
+                                                 : load(reinterpret_cast<const float*>(scales));
+      const Vec m = d * load_u8(start + kPanelRows * width + lane);
+      for (int t = 0; t < Tokens; ++t) {
+        total[t] = fma(to_float(dots[t]), d * splat(x.scale[t][b]), total[t]);
+        total[t] = fma(m, splat(-x.sum[t][b]), total[t]);
+      }
+    } else if constexpr (Format == Panel::kQ8_0) {
+      const uint8_t* block = args.panel + b * 544;
+#ifdef __AVX512VNNI__
+      for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(-128 * x.whole_sum(t, b));
+#else
+      for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(0);
+#endif
+      dot_bytes<Tokens>(block + 4 * lane, values, dots);
+      const Vec d = load_half(block + 512 + 2 * lane);
+      for (int t = 0; t < Tokens; ++t) total[t] = fma(to_float(dots[t]), d * splat(x.scale[t][b]), total[t]);
+    } else {
+      const uint8_t* block = args.panel + b * 640;
+      for (int half = 0; half < 2; ++half) {
+        for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(-32 * x.half_sum[t][2 * b + half]);
+        dot_six_bits<Tokens>(block + 256 * half + 4 * lane, values, dots);
+        const Vec d = load(reinterpret_cast<const float*>(block + 512 + 64 * half) + lane);
+        for (int t = 0; t < Tokens; ++t) {
+          total[t] = fma(to_float(dots[t]), d * splat(x.scale[t][b]), total[t]);
+          values[t] += 16;
+        }
+      }
+    }
+  }
+  for (int t = 0; t < Tokens; ++t) store(sums + t * kPanelRows, total[t]);
+}
+
+template <Panel Format>
+void multiply(const TileArgs& args) {
+  for (int64_t lane = 0; lane < kPanelRows; lane += kWidth) {
+    int64_t t = 0;
+    const auto sums = [&] { return args.sums + t * kPanelRows + lane; };
+#ifdef __AVX512F__
+    for (; t + 8 <= args.num_tokens; t += 8) tile<Format, 8>(args, args.first_token + t, lane, sums());
+#endif
+    for (; t + 4 <= args.num_tokens; t += 4) tile<Format, 4>(args, args.first_token + t, lane, sums());
+    for (; t + 2 <= args.num_tokens; t += 2) tile<Format, 2>(args, args.first_token + t, lane, sums());
+    for (; t < args.num_tokens; ++t) tile<Format, 1>(args, args.first_token + t, lane, sums());
+  }
+}
+
+}  // namespace

@@ -1,0 +1,323 @@
+"""Public ops of the gated delta rule."""
+
+from __future__ import annotations
+
+from typing import Final, NoReturn
+
+import torch
+from torch.compiler import is_compiling
+
+from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
+from tokenspeed_kernel.ops.linear_attention.check import check_out, refuse
+from tokenspeed_kernel.ops.linear_attention.contract import GDN_DECODE, GDN_PREFILL
+
+__all__ = ["gdn_decode", "gdn_prefill"]
+
+_PREFILL: Final = BoundOp(GDN_PREFILL)
+_DECODE: Final = BoundOp(GDN_DECODE)
+_INTS: Final = (torch.int32, torch.int64)
+
+
+def gdn_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    *,
+    has_initial_state: torch.Tensor | None = None,
+    scale: float | None = None,
+    qk_l2norm: bool = False,
+    out: torch.Tensor | None = None,
+    solution: str | None = None,
+) -> torch.Tensor:
+    """Run the gated delta rule over each request's tokens, from and to its state in a pool.
+
+    For each value head, with its state S [key_dim, value_dim] and the token's q, k, v, g, beta:
+    S = exp(g) S; S = S + beta k (v - S'k)'; output = scale S'q. Value head h uses query and key head h // (Hv / Hk).
+
+    Args:
+        q: [num_tokens, Hk, key_dim] fp32, fp16 or bf16, last dimension contiguous.
+        k: as q.
+        v: [num_tokens, Hv, value_dim] of q's dtype, last dimension contiguous; Hk divides Hv.
+        g: [num_tokens, Hv] fp32, logarithm of the decay (at most 0), base e; any strides.
+        beta: [num_tokens, Hv] fp32 or q's dtype, weight of the correction, in 0..1; any strides.
+        states: [num_slots, Hv, key_dim, value_dim] fp32, last dimension contiguous; the requests' slots are written in place.
+        state_indices: [num_reqs] int32 or int64, slot of each request, no valid one twice. A request whose slot is outside the pool
+            (-1, say) is ignored: its rows of the output are 0.
+        cu_seqlens: [num_reqs + 1] int32, request r's tokens are rows [cu[r], cu[r + 1]); from 0 to num_tokens. A request without
+            tokens keeps its state.
+        has_initial_state: [num_reqs] bool; where False the request starts from 0, and its slot is not read. None: all True.
+        scale: float, dimensionless; key_dim ** -0.5 when None.
+        qk_l2norm: divide each q and k by its Euclidean length first, x / sqrt(sum(x^2) + 1e-6).
+        out: optional, like v, last dimension contiguous, written in place; it must not overlap an input.
+        solution: solution or kernel to use instead of the best that qualifies.
+    Returns:
+        out, or a new tensor of v's shape and dtype.
+    Raises:
+        ShapeError: shapes, dtypes or strides disagree.  NoKernelError: nothing qualifies.
+    Source: Gated Delta Networks, arXiv:2412.06464, equation 10.
+    """
+    if is_compiling():
+        result: torch.Tensor = _PREFILL_LIBRARY(
+            q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state, scale, qk_l2norm, solution
+        )
+        return result if out is None else out.copy_(result)
+    try:
+        num_tokens, key_heads, key_dim = q.shape
+        _, value_heads, value_dim = v.shape
+        num_slots = states.shape[0]
+        (num_reqs,) = state_indices.shape
+    except ValueError:
+        _refuse(GDN_PREFILL.name, q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state)
+    if (
+        k.shape != q.shape
+        or v.shape[0] != num_tokens
+        or key_heads == 0
+        or value_heads % key_heads != 0
+        or g.shape != (num_tokens, value_heads)
+        or beta.shape != g.shape
+        or states.shape != (num_slots, value_heads, key_dim, value_dim)
+        or cu_seqlens.shape != (num_reqs + 1,)
+        or cu_seqlens.dtype is not torch.int32
+        or state_indices.dtype not in _INTS
+        or (has_initial_state is not None and (has_initial_state.shape != (num_reqs,) or has_initial_state.dtype is not torch.bool))
+        or not (_packed(q) and _packed(k) and _packed(v) and _packed(states))
+    ):
+        _refuse(GDN_PREFILL.name, q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state)
+    if out is not None:
+        check_out(GDN_PREFILL.name, v, out)
+    device = q.device
+    dtypes = (q.dtype, k.dtype, v.dtype, g.dtype, beta.dtype, states.dtype)
+    devices = (device, k.device, v.device, g.device, beta.device, states.device, state_indices.device, cu_seqlens.device)
+    known_device = None if has_initial_state is None else has_initial_state.device
+    key = (devices, known_device, dtypes, key_dim, value_dim, solution)
+    kernel = _PREFILL.table.get(key)
+    if kernel is None:
+        if len(set(dtypes[:3])) > 1:
+            _refuse(GDN_PREFILL.name, q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state)
+        operands = {"k": k, "v": v, "g": g, "beta": beta, "states": states, "state_indices": state_indices}
+        check_devices(GDN_PREFILL.name, device, **operands, cu_seqlens=cu_seqlens, has_initial_state=has_initial_state)
+        kernel = _PREFILL.bind(key, device, dtypes, (key_dim, value_dim), solution)
+    computed: torch.Tensor = kernel(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        states,
+        state_indices,
+        cu_seqlens,
+        has_initial_state=has_initial_state,
+        scale=scale,
+        qk_l2norm=qk_l2norm,
+        out=out,
+    )
+    return computed
+
+
+def gdn_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    *,
+    scale: float | None = None,
+    qk_l2norm: bool = False,
+    out: torch.Tensor | None = None,
+    solution: str | None = None,
+) -> torch.Tensor:
+    """Advance the gated delta rule by each request's newest tokens, one or a few, token by token; see `gdn_prefill`.
+
+    Args:
+        q: [num_reqs, q_len, Hk, key_dim] fp32, fp16 or bf16, last dimension contiguous.
+        k: as q.
+        v: [num_reqs, q_len, Hv, value_dim] of q's dtype, last dimension contiguous; Hk divides Hv.
+        g: [num_reqs, q_len, Hv] fp32, logarithm of the decay (at most 0), base e; any strides.
+        beta: [num_reqs, q_len, Hv] fp32 or q's dtype, weight of the correction, in 0..1; any strides.
+        states: [num_slots, Hv, key_dim, value_dim] fp32, last dimension contiguous; the requests' slots are written in place.
+        state_indices: [num_reqs] int32 or int64, slot of each request, no valid one twice. A request whose slot is outside the pool
+            (-1, say) is ignored: its rows of the output are 0.
+        scale: float, dimensionless; key_dim ** -0.5 when None.
+        qk_l2norm: divide each q and k by its Euclidean length first, x / sqrt(sum(x^2) + 1e-6).
+        out: optional, like v, last dimension contiguous, written in place; it must not overlap an input.
+        solution: solution or kernel to use instead of the best that qualifies.
+    Returns:
+        out, or a new tensor of v's shape and dtype.
+    Raises:
+        ShapeError: shapes, dtypes or strides disagree.  NoKernelError: nothing qualifies.
+    Source: Gated Delta Networks, arXiv:2412.06464, equation 10.
+    """
+    if is_compiling():
+        result: torch.Tensor = _DECODE_LIBRARY(q, k, v, g, beta, states, state_indices, scale, qk_l2norm, solution)
+        return result if out is None else out.copy_(result)
+    try:
+        num_reqs, q_len, key_heads, key_dim = q.shape
+        _, _, value_heads, value_dim = v.shape
+        num_slots = states.shape[0]
+    except ValueError:
+        _refuse(GDN_DECODE.name, q, k, v, g, beta, states, state_indices)
+    if (
+        k.shape != q.shape
+        or v.shape[:2] != (num_reqs, q_len)
+        or key_heads == 0
+        or value_heads % key_heads != 0
+        or g.shape != (num_reqs, q_len, value_heads)
+        or beta.shape != g.shape
+        or states.shape != (num_slots, value_heads, key_dim, value_dim)
+        or state_indices.shape != (num_reqs,)
+        or state_indices.dtype not in _INTS
+        or not (_packed(q) and _packed(k) and _packed(v) and _packed(states))
+    ):
+        _refuse(GDN_DECODE.name, q, k, v, g, beta, states, state_indices)
+    if out is not None:
+        check_out(GDN_DECODE.name, v, out)
+    device = q.device
+    dtypes = (q.dtype, k.dtype, v.dtype, g.dtype, beta.dtype, states.dtype)
+    devices = (device, k.device, v.device, g.device, beta.device, states.device, state_indices.device)
+    key = (devices, dtypes, key_dim, value_dim, solution)
+    kernel = _DECODE.table.get(key)
+    if kernel is None:
+        if len(set(dtypes[:3])) > 1:
+            _refuse(GDN_DECODE.name, q, k, v, g, beta, states, state_indices)
+        operands = {"k": k, "v": v, "g": g, "beta": beta, "states": states, "state_indices": state_indices}
+        check_devices(GDN_DECODE.name, device, **operands)
+        kernel = _DECODE.bind(key, device, dtypes, (key_dim, value_dim), solution)
+    computed: torch.Tensor = kernel(q, k, v, g, beta, states, state_indices, scale=scale, qk_l2norm=qk_l2norm, out=out)
+    return computed
+
+
+def _packed(x: torch.Tensor) -> bool:
+    return x.stride(-1) == 1 or x.is_contiguous()
+
+
+def _refuse(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+    has_initial_state: torch.Tensor | None = None,
+) -> NoReturn:
+    """Say which operand does not fit."""
+    ragged = op == GDN_PREFILL.name
+    dims = 3 if ragged else 4
+    rows = "num_tokens" if ragged else "num_reqs, q_len"
+    first = [("q", q, f"[{rows}, Hk, key_dim]", q.dim() == dims, None), ("v", v, f"[{rows}, Hv, value_dim]", v.dim() == dims, None)]
+    if not all(one[3] for one in first):
+        refuse(op, first)
+    lead, dtype, last = list(q.shape[:-2]), str(q.dtype).removeprefix("torch."), ", last dimension contiguous"
+    key_heads, key_dim, value_heads, value_dim = *q.shape[-2:], *v.shape[-2:]
+    num_reqs = state_indices.shape[0] if state_indices.dim() == 1 else -1
+    per_head = [*lead, value_heads]
+    state = [value_heads, key_dim, value_dim]
+    refuse(
+        op,
+        [
+            ("q", q, f"[{rows}, Hk, key_dim] with at least one head{last}", key_heads > 0 and _packed(q), "pass q.contiguous()"),
+            ("k", k, f"like q, {list(q.shape)} {dtype}{last}", k.shape == q.shape and k.dtype is q.dtype and _packed(k), None),
+            ("v", v, f"[{rows}, Hv, value_dim] {dtype}{last}", v.dtype is q.dtype and _packed(v), None),
+            ("v", v, f"with {lead} rows, as q", list(v.shape[:-2]) == lead, None),
+            ("v", v, f"with a multiple of q's {key_heads} heads", value_heads % key_heads == 0, None),
+            ("g", g, f"{per_head} float32", list(g.shape) == per_head, None),
+            ("beta", beta, f"{per_head} float32 or {dtype}", list(beta.shape) == per_head, None),
+            (
+                "states",
+                states,
+                f"[num_slots, {', '.join(map(str, state))}]{last}",
+                states.dim() == 4 and list(states.shape[1:]) == state and _packed(states),
+                None,
+            ),
+            (
+                "state_indices",
+                state_indices,
+                f"[{'num_reqs' if ragged else lead[0]}] int32 or int64",
+                state_indices.dim() == 1 and (ragged or num_reqs == lead[0]) and state_indices.dtype in _INTS,
+                None,
+            ),
+            (
+                "cu_seqlens",
+                cu_seqlens,
+                f"[{num_reqs + 1}] int32",
+                cu_seqlens is None or (cu_seqlens.shape == (num_reqs + 1,) and cu_seqlens.dtype is torch.int32),
+                None,
+            ),
+            (
+                "has_initial_state",
+                has_initial_state,
+                f"[{num_reqs}] bool",
+                has_initial_state is None or (has_initial_state.shape == (num_reqs,) and has_initial_state.dtype is torch.bool),
+                None,
+            ),
+        ],
+    )
+
+
+def _run_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    has_initial_state: torch.Tensor | None,
+    scale: float | None,
+    qk_l2norm: bool,
+    solution: str | None,
+) -> torch.Tensor:
+    return gdn_prefill(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        states,
+        state_indices,
+        cu_seqlens,
+        has_initial_state=has_initial_state,
+        scale=scale,
+        qk_l2norm=qk_l2norm,
+        solution=solution,
+    )
+
+
+def _run_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    scale: float | None,
+    qk_l2norm: bool,
+    solution: str | None,
+) -> torch.Tensor:
+    return gdn_decode(q, k, v, g, beta, states, state_indices, scale=scale, qk_l2norm=qk_l2norm, solution=solution)
+
+
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: object) -> torch.Tensor:
+    return v.new_empty(v.shape)
+
+
+_INPUTS: Final = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) states, Tensor state_indices"
+_PREFILL_LIBRARY: Final = register_library_op(
+    f"gdn_prefill({_INPUTS}, Tensor cu_seqlens, Tensor? has_initial_state, float? scale, bool qk_l2norm, str? solution) -> Tensor",
+    _run_prefill,
+    _fake,
+)
+_DECODE_LIBRARY: Final = register_library_op(
+    f"gdn_decode({_INPUTS}, float? scale, bool qk_l2norm, str? solution) -> Tensor", _run_decode, _fake
+)

@@ -1,0 +1,409 @@
+"""Public ops of Mamba2's selective state space."""
+
+from __future__ import annotations
+
+from typing import Final, NoReturn
+
+import torch
+from torch.compiler import is_compiling
+
+from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
+from tokenspeed_kernel.errors import ShapeError
+from tokenspeed_kernel.ops.linear_attention.check import check_out, refuse
+from tokenspeed_kernel.ops.linear_attention.contract import MAMBA2_PREFILL, SELECTIVE_STATE_UPDATE
+
+__all__ = ["mamba2_prefill", "selective_state_update"]
+
+_PREFILL: Final = BoundOp(MAMBA2_PREFILL)
+_UPDATE: Final = BoundOp(SELECTIVE_STATE_UPDATE)
+_INTS: Final = (torch.int32, torch.int64)
+
+
+def mamba2_prefill(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    *,
+    has_initial_state: torch.Tensor | None = None,
+    d: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] | None = None,
+    out: torch.Tensor | None = None,
+    solution: str | None = None,
+) -> torch.Tensor:
+    """Run the selective state space over each request's tokens, from and to its state in a pool.
+
+    For each head, with its state S [head_dim, state_dim] and the token's x, b, c and step
+    delta = clamp(softplus(dt + dt_bias)): S = exp(delta a) S + delta x b'; output = (S c + d x) silu(z).
+    Head h uses b and c of group h // (H / G).
+
+    Args:
+        x: [num_tokens, H, head_dim] fp32, fp16 or bf16, last dimension contiguous.
+        dt: [num_tokens, H] fp32 or x's dtype, the step before bias, softplus and limit; any strides.
+        a: [H] fp32, negative.
+        b: [num_tokens, G, state_dim] of x's dtype, last dimension contiguous; G divides H.
+        c: as b.
+        states: [num_slots, H, head_dim, state_dim] fp32, last dimension contiguous; the requests' slots are written in place.
+        state_indices: [num_reqs] int32 or int64, slot of each request, no valid one twice. A request whose slot is outside the pool
+            (-1, say) is ignored: its rows of the output are 0.
+        cu_seqlens: [num_reqs + 1] int32, request r's tokens are rows [cu[r], cu[r + 1]); from 0 to num_tokens. A request without
+            tokens keeps its state.
+        has_initial_state: [num_reqs] bool; where False the request starts from 0, and its slot is not read. None: all True.
+        d: optional [H] fp32 or x's dtype, weight of the skip connection.
+        z: optional, like x, the gate.
+        dt_bias: optional [H] of d's dtype, added to dt.
+        dt_softplus: apply softplus to the step.
+        dt_limit: (lowest, highest) step after softplus; None for no limit.
+        out: optional, like x, last dimension contiguous, written in place; it must not overlap an input.
+        solution: solution or kernel to use instead of the best that qualifies.
+    Returns:
+        out, or a new tensor of x's shape and dtype.
+    Raises:
+        ShapeError: shapes, dtypes, strides or the limit do not fit.  NoKernelError: nothing qualifies.
+    Source: Transformers are SSMs, arXiv:2405.21060, equation 2 with the scalar-identity structure of section 5.
+    """
+    if is_compiling():
+        result: torch.Tensor = _PREFILL_LIBRARY(
+            x,
+            dt,
+            a,
+            b,
+            c,
+            states,
+            state_indices,
+            cu_seqlens,
+            has_initial_state,
+            d,
+            z,
+            dt_bias,
+            dt_softplus,
+            None if dt_limit is None else list(dt_limit),
+            solution,
+        )
+        return result if out is None else out.copy_(result)
+    op = MAMBA2_PREFILL.name
+    num_reqs = state_indices.shape[0] if state_indices.dim() == 1 else -1
+    if (
+        not _fits(x, 3, dt, a, b, c, states, state_indices, d, z, dt_bias)
+        or cu_seqlens.shape != (num_reqs + 1,)
+        or cu_seqlens.dtype is not torch.int32
+        or (has_initial_state is not None and (has_initial_state.shape != (num_reqs,) or has_initial_state.dtype is not torch.bool))
+    ):
+        _refuse(op, x, dt, a, b, c, states, state_indices, d, z, dt_bias, cu_seqlens, has_initial_state)
+    if dt_limit is not None:
+        _check_limit(op, dt_limit)
+    if out is not None:
+        check_out(op, x, out)
+    device = x.device
+    dtypes = (x.dtype, dt.dtype, a.dtype, b.dtype, c.dtype, states.dtype, *(_dtype_of(one) for one in (d, z, dt_bias)))
+    devices = (device, dt.device, a.device, b.device, c.device, states.device, state_indices.device, cu_seqlens.device)
+    optional = tuple(None if one is None else one.device for one in (d, z, dt_bias, has_initial_state))
+    traits = (x.shape[-1], b.shape[-1])
+    key = (devices, optional, dtypes, traits, solution)
+    kernel = _PREFILL.table.get(key)
+    if kernel is None:
+        operands = {"dt": dt, "a": a, "b": b, "c": c, "states": states, "d": d, "z": z, "dt_bias": dt_bias}
+        others = {"state_indices": state_indices, "cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
+        check_devices(op, device, **operands, **others)
+        kernel = _PREFILL.bind(key, device, dtypes, traits, solution)
+    computed: torch.Tensor = kernel(
+        x,
+        dt,
+        a,
+        b,
+        c,
+        states,
+        state_indices,
+        cu_seqlens,
+        has_initial_state=has_initial_state,
+        d=d,
+        z=z,
+        dt_bias=dt_bias,
+        dt_softplus=dt_softplus,
+        dt_limit=dt_limit,
+        out=out,
+    )
+    return computed
+
+
+def selective_state_update(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    *,
+    d: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] | None = None,
+    out: torch.Tensor | None = None,
+    solution: str | None = None,
+) -> torch.Tensor:
+    """Advance the selective state space by each request's newest tokens, one or a few, token by token; see `mamba2_prefill`.
+
+    Args:
+        x: [num_reqs, q_len, H, head_dim] fp32, fp16 or bf16, last dimension contiguous.
+        dt: [num_reqs, q_len, H] fp32 or x's dtype, the step before bias, softplus and limit; any strides.
+        a: [H] fp32, negative.
+        b: [num_reqs, q_len, G, state_dim] of x's dtype, last dimension contiguous; G divides H.
+        c: as b.
+        states: [num_slots, H, head_dim, state_dim] fp32, last dimension contiguous; the requests' slots are written in place.
+        state_indices: [num_reqs] int32 or int64, slot of each request, no valid one twice. A request whose slot is outside the pool
+            (-1, say) is ignored: its rows of the output are 0.
+        d: optional [H] fp32 or x's dtype, weight of the skip connection.
+        z: optional, like x, the gate.
+        dt_bias: optional [H] of d's dtype, added to dt.
+        dt_softplus: apply softplus to the step.
+        dt_limit: (lowest, highest) step after softplus; None for no limit.
+        out: optional, like x, last dimension contiguous, written in place; it must not overlap an input.
+        solution: solution or kernel to use instead of the best that qualifies.
+    Returns:
+        out, or a new tensor of x's shape and dtype.
+    Raises:
+        ShapeError: shapes, dtypes, strides or the limit do not fit.  NoKernelError: nothing qualifies.
+    Source: Transformers are SSMs, arXiv:2405.21060, equation 2 with the scalar-identity structure of section 5.
+    """
+    if is_compiling():
+        limit = None if dt_limit is None else list(dt_limit)
+        result: torch.Tensor = _UPDATE_LIBRARY(x, dt, a, b, c, states, state_indices, d, z, dt_bias, dt_softplus, limit, solution)
+        return result if out is None else out.copy_(result)
+    op = SELECTIVE_STATE_UPDATE.name
+    fits = _fits(x, 4, dt, a, b, c, states, state_indices, d, z, dt_bias)
+    if not fits or state_indices.shape[0] != x.shape[0]:
+        _refuse(op, x, dt, a, b, c, states, state_indices, d, z, dt_bias)
+    if dt_limit is not None:
+        _check_limit(op, dt_limit)
+    if out is not None:
+        check_out(op, x, out)
+    device = x.device
+    dtypes = (x.dtype, dt.dtype, a.dtype, b.dtype, c.dtype, states.dtype, *(_dtype_of(one) for one in (d, z, dt_bias)))
+    devices = (device, dt.device, a.device, b.device, c.device, states.device, state_indices.device)
+    optional = tuple(None if one is None else one.device for one in (d, z, dt_bias))
+    traits = (x.shape[-1], b.shape[-1])
+    key = (devices, optional, dtypes, traits, solution)
+    kernel = _UPDATE.table.get(key)
+    if kernel is None:
+        operands = {"dt": dt, "a": a, "b": b, "c": c, "states": states, "d": d, "z": z, "dt_bias": dt_bias}
+        check_devices(op, device, **operands, state_indices=state_indices)
+        kernel = _UPDATE.bind(key, device, dtypes, traits, solution)
+    computed: torch.Tensor = kernel(
+        x, dt, a, b, c, states, state_indices, d=d, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, dt_limit=dt_limit, out=out
+    )
+    return computed
+
+
+def _dtype_of(operand: torch.Tensor | None) -> torch.dtype | None:
+    return None if operand is None else operand.dtype
+
+
+def _packed(x: torch.Tensor) -> bool:
+    return x.stride(-1) == 1 or x.is_contiguous()
+
+
+def _check_limit(op: str, dt_limit: tuple[float, float]) -> None:
+    if len(dt_limit) != 2 or not dt_limit[0] <= dt_limit[1]:
+        expected = "dt_limit (lowest, highest), lowest <= highest"
+        raise ShapeError(op, expected=expected, got=repr(tuple(dt_limit)), fix="pass None for no limit")
+
+
+def _fits(
+    x: torch.Tensor,
+    dims: int,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    d: torch.Tensor | None,
+    z: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+) -> bool:
+    if x.dim() != dims or b.dim() != dims or states.dim() != 4 or state_indices.dim() != 1:
+        return False
+    *lead, num_heads, head_dim = x.shape
+    groups, state_dim = b.shape[-2:]
+    return (
+        groups > 0
+        and num_heads % groups == 0
+        and list(dt.shape) == [*lead, num_heads]
+        and a.shape == (num_heads,)
+        and list(b.shape[:-2]) == lead
+        and c.shape == b.shape
+        and states.shape[1:] == (num_heads, head_dim, state_dim)
+        and state_indices.dtype in _INTS
+        and (d is None or d.shape == (num_heads,))
+        and (dt_bias is None or dt_bias.shape == (num_heads,))
+        and (z is None or (z.shape == x.shape and _packed(z)))
+        and _packed(x)
+        and _packed(b)
+        and _packed(c)
+        and _packed(states)
+    )
+
+
+def _refuse(
+    op: str,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    d: torch.Tensor | None,
+    z: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None = None,
+    has_initial_state: torch.Tensor | None = None,
+) -> NoReturn:
+    """Say which operand does not fit."""
+    ragged = op == MAMBA2_PREFILL.name
+    dims = 3 if ragged else 4
+    rows = "num_tokens" if ragged else "num_reqs, q_len"
+    if x.dim() != dims or b.dim() != dims:
+        shapes = [("x", x, f"[{rows}, H, head_dim]", x.dim() == dims, None), ("b", b, f"[{rows}, G, state_dim]", False, None)]
+        refuse(op, shapes)
+    *lead, num_heads, head_dim = x.shape
+    groups, state_dim = b.shape[-2:]
+    per_head, last = [*lead, num_heads], ", last dimension contiguous"
+    state = [num_heads, head_dim, state_dim]
+    num_reqs = state_indices.shape[0] if state_indices.dim() == 1 else -1
+    refuse(
+        op,
+        [
+            ("x", x, f"[{rows}, H, head_dim]{last}", _packed(x), "pass x.contiguous()"),
+            ("dt", dt, str(per_head), list(dt.shape) == per_head, None),
+            ("a", a, f"[{num_heads}]", a.shape == (num_heads,), None),
+            ("b", b, f"{[*lead, 'G', 'state_dim']}{last}", list(b.shape[:-2]) == lead and _packed(b), None),
+            ("b", b, f"with a number of groups that divides {num_heads} heads", groups > 0 and num_heads % groups == 0, None),
+            ("c", c, f"like b, {list(b.shape)}{last}", c.shape == b.shape and _packed(c), None),
+            (
+                "states",
+                states,
+                f"[num_slots, {', '.join(map(str, state))}]{last}",
+                states.dim() == 4 and list(states.shape[1:]) == state and _packed(states),
+                None,
+            ),
+            ("d", d, f"[{num_heads}]", d is None or d.shape == (num_heads,), None),
+            ("z", z, f"like x, {list(x.shape)}{last}", z is None or (z.shape == x.shape and _packed(z)), None),
+            ("dt_bias", dt_bias, f"[{num_heads}]", dt_bias is None or dt_bias.shape == (num_heads,), None),
+            (
+                "state_indices",
+                state_indices,
+                f"[{'num_reqs' if ragged else lead[0]}] int32 or int64",
+                state_indices.dim() == 1 and (ragged or num_reqs == lead[0]) and state_indices.dtype in _INTS,
+                None,
+            ),
+            (
+                "cu_seqlens",
+                cu_seqlens,
+                f"[{num_reqs + 1}] int32",
+                cu_seqlens is None or (cu_seqlens.shape == (num_reqs + 1,) and cu_seqlens.dtype is torch.int32),
+                None,
+            ),
+            (
+                "has_initial_state",
+                has_initial_state,
+                f"[{num_reqs}] bool",
+                has_initial_state is None or (has_initial_state.shape == (num_reqs,) and has_initial_state.dtype is torch.bool),
+                None,
+            ),
+        ],
+    )
+
+
+def _pair(dt_limit: list[float] | None) -> tuple[float, float] | None:
+    return None if dt_limit is None else (dt_limit[0], dt_limit[1])
+
+
+def _run_prefill(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    has_initial_state: torch.Tensor | None,
+    d: torch.Tensor | None,
+    z: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    dt_softplus: bool,
+    dt_limit: list[float] | None,
+    solution: str | None,
+) -> torch.Tensor:
+    return mamba2_prefill(
+        x,
+        dt,
+        a,
+        b,
+        c,
+        states,
+        state_indices,
+        cu_seqlens,
+        has_initial_state=has_initial_state,
+        d=d,
+        z=z,
+        dt_bias=dt_bias,
+        dt_softplus=dt_softplus,
+        dt_limit=_pair(dt_limit),
+        solution=solution,
+    )
+
+
+def _run_update(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    d: torch.Tensor | None,
+    z: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    dt_softplus: bool,
+    dt_limit: list[float] | None,
+    solution: str | None,
+) -> torch.Tensor:
+    limit = _pair(dt_limit)
+    return selective_state_update(
+        x,
+        dt,
+        a,
+        b,
+        c,
+        states,
+        state_indices,
+        d=d,
+        z=z,
+        dt_bias=dt_bias,
+        dt_softplus=dt_softplus,
+        dt_limit=limit,
+        solution=solution,
+    )
+
+
+def _fake(x: torch.Tensor, *others: object) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+_INPUTS: Final = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor(s!) states, Tensor state_indices"
+_OPTIONS: Final = "Tensor? d, Tensor? z, Tensor? dt_bias, bool dt_softplus, float[]? dt_limit, str? solution"
+_PREFILL_LIBRARY: Final = register_library_op(
+    f"mamba2_prefill({_INPUTS}, Tensor cu_seqlens, Tensor? has_initial_state, {_OPTIONS}) -> Tensor", _run_prefill, _fake
+)
+_UPDATE_LIBRARY: Final = register_library_op(f"selective_state_update({_INPUTS}, {_OPTIONS}) -> Tensor", _run_update, _fake)

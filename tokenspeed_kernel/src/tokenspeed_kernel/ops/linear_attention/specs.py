@@ -1,0 +1,22 @@
+"""Reference kernels of the linear-attention ops."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tokenspeed_kernel.ops.linear_attention.contract import CONTRACTS
+from tokenspeed_kernel.spec import ANYWHERE, Band, KernelSpec
+
+__all__ = ["SPECS"]
+
+SPECS: Final = tuple(
+    KernelSpec(
+        op=contract.name,
+        name=f"reference_{contract.name.partition('.')[2]}",
+        solution="reference",
+        band=Band.REFERENCE,
+        implementation=f"tokenspeed_kernel.ops.linear_attention.reference:{contract.name.partition('.')[2]}",
+        capability=ANYWHERE,
+    )
+    for contract in CONTRACTS
+)

@@ -1,0 +1,1 @@
+"""Triton kernels; `specs` lists them, and nothing here is imported until one is bound."""

@@ -129,3 +129,48 @@ def test_list_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"x": "bf16", "weight": "fp32"} in triton["formats"]
     assert triton["verified"], "the listing says how a kernel was verified"
     assert triton["origin"] == "tokenspeed_kernel"
+
+
+def test_explain_a_call_by_its_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = {"q": "4x8x64", "k_cache": "10x16x2x64", "v_cache": "10x16x2x64", "page_table": "4x9", "seq_lens": "4"}
+    arguments = ["explain", "attention.mha_decode", "--arg", "max_seqlen_k=100", "--arg", "sliding_window=12", "--dtype", "bf16"]
+    for name, shape in shapes.items():
+        arguments += ["--shape", f"{name}={shape}"]
+    assert main([*arguments, "--platform", "sm_90", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["request"] == (
+        "attention.mha_decode on sm_90, q=bf16, k_cache=bf16, v_cache=bf16, head_dim=64, page_size=16, sliding_window=True, "
+        "logit_cap=False, sinks=False, return_lse=False"
+    )
+
+
+def test_explain_a_scaled_weight_by_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["explain", "gemm.mm", "--shape", "x=16x256", "--shape", "weight=64x256", "--dtype", "x=bf16"]
+    main([*arguments, "--dtype", "weight=nvfp4@block_16", "--platform", "sm_100", "--json"])
+    assert "weight=nvfp4@block_16" in json.loads(capsys.readouterr().out)["request"]
+
+
+def test_explain_a_case(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "attention.mha_decode", "--case", "sinks", "--dtype", "bf16", "--platform", "cpu", "--json"]) == 0
+    assert "q=bf16" in (request := json.loads(capsys.readouterr().out)["request"])
+    assert "sinks=True" in request
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shape", "x=16x64", "--shape", "weight=8x63", "--dtype", "fp32"], "expected x [..., in_features]"),
+        (["--shape", "x=16x64", "--dtype", "fp32"], "gemm.mm: no weight\nFix: add --shape weight=..."),
+        (["--shape", "weigth=16x64", "--dtype", "fp32"], "unknown parameter 'weigth'\nFix: did you mean weight?"),
+        (["--shape", "x=16*64", "--dtype", "fp32"], "expected sizes such as 16x4096, got '16*64'"),
+        (["--shape", "x=16x64", "--shape", "weight=8x64"], "no format for x"),
+        (["--case", "odd 3x37x5"], "no case is named 'odd 3x37x5'\nFix: did you mean odd 3x37x53"),
+        (["--case", "odd 3x37x53", "--shape", "x=1x1"], "--case beside --shape"),
+        (["--case", "odd 3x37x53", "--trait", "a=1"], "--trait beside --shape"),
+        (["--case", "odd 3x37x53", "--dtype", "x=bf16"], "--case takes one --dtype"),
+        (["--arg", "solution=cpu"], "unknown parameter 'solution'"),
+    ],
+)
+def test_mistake_in_a_call_is_status_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "gemm.mm", *arguments]) == 2
+    assert message in capsys.readouterr().err

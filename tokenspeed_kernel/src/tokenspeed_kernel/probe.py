@@ -15,7 +15,7 @@ def request_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Re
 
     Args:
         function: a public op.
-        arguments: by name; tensors may lie on the meta device, then the request is for the host processor.
+        arguments: by name.
     Returns:
         The request, or None where the op needs no kernel for these arguments (nothing to compute).
     Raises:

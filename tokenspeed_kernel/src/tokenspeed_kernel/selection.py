@@ -25,7 +25,18 @@ from tokenspeed_kernel.spec import Band, KernelSpec, Library, OpContract
 from tokenspeed_kernel.ties import effective_constraint
 from tokenspeed_kernel.traits import ANY, AnyValue, TraitValue
 
-__all__ = ["PROBE", "Candidate", "Probed", "Reason", "Request", "Verdict", "evaluate", "select", "suggest_fix"]
+__all__ = [
+    "PROBE",
+    "Candidate",
+    "Probed",
+    "Reason",
+    "Request",
+    "Verdict",
+    "evaluate",
+    "library_problem",
+    "select",
+    "suggest_fix",
+]
 
 PROBE: Final = "?"
 """As `solution`: nothing is chosen and nothing runs; `select` raises `Probed` with what the call asks for. Tools use it to learn
@@ -115,7 +126,7 @@ def evaluate(registry: Registry, request: Request) -> Iterator[Candidate]:
             reasons.append(Reason(f"disabled: {tied}", "say which plugin wins with TOKENSPEED_KERNEL_PREFER"))
         if not reasons:
             # Importing a library can be slow; it is tried only for a kernel that nothing else rules out.
-            reasons = [reason for library in spec.libraries if (reason := _missing(library)) is not None]
+            reasons = [reason for library in spec.libraries if (reason := library_problem(library)) is not None]
         verdict = Verdict.REJECTED if reasons else Verdict.ELIGIBLE
         yield Candidate(spec, verdict, tuple(reasons), tuple(_conditions(contract, spec, request)))
 
@@ -230,8 +241,8 @@ def _format_reasons(spec: KernelSpec, got: Signature | None) -> Iterator[Reason]
     yield Reason(f"formats in {{{combinations}}}, got {got}")
 
 
-def _missing(library: Library) -> Reason | None:
-    """Try the import; a library that is absent or broken is a recorded reason, with the import's own words."""
+def library_problem(library: Library) -> Reason | None:
+    """Say why a library cannot be used, with the import's own words, or None where it can. The import is tried."""
     try:
         importlib.import_module(library.module)
     except Exception as error:  # noqa: BLE001 - a vendor's package may raise anything when it finds no driver

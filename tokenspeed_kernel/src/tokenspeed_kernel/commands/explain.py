@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tokenspeed_kernel.commands.command import Command, Status
 from tokenspeed_kernel.commands.facts import candidate_facts, platform_facts, plugin_facts, plugin_lines, verified_text
 from tokenspeed_kernel.commands.questions import signature_of, traits_of
 from tokenspeed_kernel.config import KernelConfig
-from tokenspeed_kernel.platform import current_platform, parse_platform
-from tokenspeed_kernel.plugins import load_registry
+from tokenspeed_kernel.dispatch import default_registry
+from tokenspeed_kernel.errors import ConfigError
+from tokenspeed_kernel.platform import Platform, current_platform, parse_platform
+from tokenspeed_kernel.registry import Registry
 from tokenspeed_kernel.selection import Candidate, Request, Verdict, evaluate, suggest_fix
+from tokenspeed_kernel.signature import Format
 
 __all__ = ["COMMAND"]
 
@@ -28,22 +32,26 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="format of every operand that can have it, or of one (bf16, x=bf16, weight=fp8_e4m3@channel)",
     )
     parser.add_argument("--trait", action="append", default=[], metavar="NAME=VALUE", help="a property of the call")
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=SIZES",
+        help="shape of one tensor of a whole call, x=16x4096; traits then follow from the shapes",
+    )
+    parser.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of that call, causal=false")
+    parser.add_argument("--case", metavar="LABEL", help="the call of one of the op's cases, instead of shapes")
     parser.add_argument("--solution", help="insist on this solution or kernel")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _run(options: argparse.Namespace) -> int:
     config = KernelConfig.from_env()
-    registry = load_registry(config)
+    registry = default_registry()
     contract = registry.contract(options.op)
     platform = parse_platform(options.platform) if options.platform else current_platform()
-    request = Request(
-        contract.name,
-        platform,
-        signature_of(registry, contract.name, options.dtype),
-        traits_of(registry, contract.name, options.trait),
-        options.solution,
-        config,
+    request = replace(
+        _request(registry, contract.name, platform, options), platform=platform, solution=options.solution, config=config
     )
     candidates = list(evaluate(registry, request))
     chosen = next((one.spec.name for one in candidates if one.verdict is Verdict.ELIGIBLE), None)
@@ -73,6 +81,24 @@ def _run(options: argparse.Namespace) -> int:
     for line in plugin_lines(registry):
         print(line)
     return Status.OK if chosen is not None else Status.FAILED
+
+
+def _request(registry: Registry, op: str, platform: Platform, options: argparse.Namespace) -> Request:
+    """From formats and traits, or from a whole call."""
+    whole_call = bool(options.shape or options.arg or options.case)
+    if whole_call and options.trait:
+        raise ConfigError(f"{op}: --trait beside --shape, --arg or --case\nFix: leave --trait out, the call decides about traits.")
+    if options.case and (options.shape or options.arg):
+        raise ConfigError(f"{op}: --case beside --shape or --arg\nFix: give one or the other.")
+    if not whole_call:
+        return Request(op, platform, signature_of(registry, op, options.dtype), traits_of(registry, op, options.trait))
+    from tokenspeed_kernel.commands import call  # imports the op itself
+
+    if not options.case:
+        return call.request_of_shapes(registry, op, options.shape, options.dtype, options.arg)
+    if len(options.dtype) > 1 or any("=" in text for text in options.dtype):
+        raise ConfigError(f"{op}: --case takes one --dtype, for its inputs\nFix: write --dtype bf16.")
+    return call.request_of_case(op, options.case, Format.parse((options.dtype or ["fp32"])[0]).storage)
 
 
 def _lines(rank: int, candidate: Candidate, chosen: bool) -> Iterable[str]:

@@ -9,13 +9,13 @@ import torch
 
 from tokenspeed_kernel.errors import NoKernelError, ShapeError
 from tokenspeed_kernel.ops.gemm import mm
-from tokenspeed_kernel.ops.gemm.cases import CASES
+from tokenspeed_kernel.ops.gemm.cases import DENSE_CASES
 from tokenspeed_kernel.platform import platform_of
 from tokenspeed_kernel.testing import check_case
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MM_CASES = [case for case in CASES if case.op == "gemm.mm"]
+MM_CASES = list(DENSE_CASES)
 SMALL = [case for case in MM_CASES if not case.bench]
 PLAIN = [case for case in MM_CASES if "fp32" not in case.label]
 

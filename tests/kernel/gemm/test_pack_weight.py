@@ -7,11 +7,11 @@ import torch
 
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.gemm import mm, pack_weight
-from tokenspeed_kernel.ops.gemm.cases import CASES
+from tokenspeed_kernel.ops.gemm.cases import DENSE_CASES
 from tokenspeed_kernel.platform import platform_of
 
 CPU = torch.device("cpu")
-MM_CASES = [case for case in CASES if case.op == "gemm.mm" and not case.label.startswith("fp32 out")]
+MM_CASES = [case for case in DENSE_CASES if not case.label.startswith("fp32 out")]
 SOLUTIONS = ["plain", "reference", None, *(["onednn"] if "avx2" in platform_of(CPU).features else [])]
 
 

@@ -7,23 +7,14 @@ from typing import Any
 
 import torch
 
-from tokenspeed_kernel.case import Case, Tolerance
+from tokenspeed_kernel.case import Case
+from tokenspeed_kernel.ops.gemm.cases_scaled import SCALED_CASES, product_tolerance
+from tokenspeed_kernel.ops.gemm.cases_stacks import STACK_CASES
 from tokenspeed_kernel.ops.gemm.contract import MM
 
-__all__ = ["CASES"]
+__all__ = ["CASES", "DENSE_CASES"]
 
 _Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
-
-
-def _tolerance(in_features: int) -> dict[torch.dtype, Tolerance]:
-    """Rounding grows with the root of the number of unit-normal products that are summed. A library that splits the sum may
-    round each part to half precision; a tf32 product would be off by 2**-11 times that root, and is caught."""
-    root = max(in_features, 1) ** 0.5
-    return {
-        torch.float32: Tolerance(1e-5, 4e-6 * root),
-        torch.float16: Tolerance(2e-3, 1.5 * 2**-11 * root),
-        torch.bfloat16: Tolerance(1.6e-2, 1.5 * 2**-8 * root),
-    }
 
 
 def _inputs(
@@ -75,8 +66,10 @@ _SHAPES: tuple[tuple[str, tuple[int, ...], dict[str, Any], bool], ...] = (
     ("16x49152x576", (16, 49152, 576), {}, True),
 )
 
-CASES = tuple(
-    Case(MM.name, label, _inputs(*shape, **options), tolerance=_tolerance(shape[-1]), bench=bench)
+DENSE_CASES = tuple(
+    Case(MM.name, label, _inputs(*shape, **options), tolerance=product_tolerance(shape[-1]), bench=bench)
     for label, shape, options, bench in _SHAPES
 )
+"""Those of `mm` with plain operands."""
+CASES = (*DENSE_CASES, *SCALED_CASES, *STACK_CASES)
 """Every kernel of the family meets these, unless its formats leave one out."""

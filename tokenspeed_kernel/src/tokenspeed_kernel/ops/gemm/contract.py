@@ -13,7 +13,21 @@ from tokenspeed_kernel.signature import Format, Signature
 from tokenspeed_kernel.spec import OpContract
 from tokenspeed_kernel.traits import Trait
 
-__all__ = ["CONTRACTS", "MANY_ROWS", "MM", "PACK_WEIGHT", "WEIGHT_FORMATS", "mm_formats", "scaled_formats", "weight_only_formats"]
+__all__ = [
+    "BMM",
+    "CONTRACTS",
+    "GROUPED_MM_CONTIGUOUS",
+    "GROUPED_MM_MASKED",
+    "MANY_ROWS",
+    "MM",
+    "PACK_WEIGHT",
+    "SCALED_PAIRS",
+    "WEIGHT_FORMATS",
+    "grouped_formats",
+    "mm_formats",
+    "scaled_formats",
+    "weight_only_formats",
+]
 
 MANY_ROWS = 1 << 20
 """Value of the trait `max_rows` for more than 64 rows."""
@@ -35,7 +49,25 @@ PACK_WEIGHT = OpContract(
     traits=(_ROUND_ACTIVATIONS,),
     summary="a weight in the memory order that the platform multiplies by fastest",
 )
-CONTRACTS = (MM, PACK_WEIGHT)
+BMM = OpContract(
+    name="gemm.bmm",
+    operands=("x", "weight", "out"),
+    parameters=("x", "weight", "out", "out_dtype"),
+    summary="x[b] @ weight[b].T for each b",
+)
+GROUPED_MM_CONTIGUOUS = OpContract(
+    name="gemm.grouped_mm_contiguous",
+    operands=("x", "weight", "offsets", "expert_ids", "out"),
+    parameters=("x", "weight", "offsets", "expert_ids", "out", "out_dtype"),
+    summary="each row of x by the weight of its expert, rows sorted by expert",
+)
+GROUPED_MM_MASKED = OpContract(
+    name="gemm.grouped_mm_masked",
+    operands=("x", "weight", "masked_m", "out"),
+    parameters=("x", "weight", "masked_m", "out", "out_dtype"),
+    summary="the first masked_m[e] rows of x[e] by weight[e]",
+)
+CONTRACTS = (MM, PACK_WEIGHT, BMM, GROUPED_MM_CONTIGUOUS, GROUPED_MM_MASKED)
 
 
 def mm_formats(*, mixed_bias: bool, formats: Iterable[str] = ("fp32", "bf16", "fp16")) -> tuple[Signature, ...]:
@@ -77,15 +109,16 @@ def weight_only_formats(
 
 
 _FP8 = ("fp8_e4m3", "fp8_e5m2")
-_SCALED_PAIRS = (
+SCALED_PAIRS = (
     *((f"{x}@{token}", f"fp8_e4m3@{channel}") for x in _FP8 for token in ("tensor", "token") for channel in ("tensor", "channel")),
     *((f"{x}@block_1x128", "fp8_e4m3@block_128x128") for x in _FP8),
     *((x, weight) for x in ("mxfp8_e4m3@block_32", "mxfp4@block_32") for weight in ("mxfp8_e4m3@block_32", "mxfp4@block_32")),
     ("nvfp4@block_16", "nvfp4@block_16"),
 )
+"""Formats of x and weight in which the kernels here take both quantized."""
 
 
-def scaled_formats(pairs: Iterable[tuple[str, str]] = _SCALED_PAIRS) -> tuple[Signature, ...]:
+def scaled_formats(pairs: Iterable[tuple[str, str]] = SCALED_PAIRS) -> tuple[Signature, ...]:
     """Signatures in which x is quantized too: the output is fp32, bf16 or fp16, the bias has its format or is fp32.
 
     Args:
@@ -97,3 +130,21 @@ def scaled_formats(pairs: Iterable[tuple[str, str]] = _SCALED_PAIRS) -> tuple[Si
         for out in ("bf16", "fp16", "fp32")
         for bias in dict.fromkeys((out, "fp32"))
     )
+
+
+def grouped_formats(rows: str = "", *, integers: Iterable[str] = ("int32", "int64"), scaled: bool = True) -> tuple[Signature, ...]:
+    """Signatures of the products of stacks: plain, with a quantized weight, with both quantized; the output has x's format or is
+    fp32 (any of the three, for a quantized x).
+
+    Args:
+        rows: name of the operand of whole numbers; empty where there is none.
+        integers: its formats.
+        scaled: also with quantized operands.
+    """
+    plain = ("fp32", "bf16", "fp16")
+    triples = [(x, x, out) for x in plain for out in dict.fromkeys((x, "fp32"))]
+    if scaled:
+        triples += [(x, weight, out) for x in plain for weight in WEIGHT_FORMATS for out in dict.fromkeys((x, "fp32"))]
+        triples += [(x, weight, out) for x, weight in SCALED_PAIRS for out in plain]
+    extras: list[dict[str, str]] = [{rows: one} for one in integers] if rows else [{}]
+    return tuple(Signature.of(x=x, weight=weight, out=out, **extra) for x, weight, out in triples for extra in extras)

@@ -10,9 +10,9 @@ from torch.compiler import is_compiling
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.gemm.contract import MANY_ROWS, MM
+from tokenspeed_kernel.ops.gemm.parts import data_of, kind_of, put_together, schema, taken_apart
 from tokenspeed_kernel.ops.operands import check_operands, tensor_error
 from tokenspeed_kernel.quantized import QuantizedTensor
-from tokenspeed_kernel.signature import Format
 
 __all__ = ["mm_scaled"]
 
@@ -31,11 +31,9 @@ def mm_scaled(
     solution: str | None,
 ) -> torch.Tensor:
     """See `tokenspeed_kernel.ops.gemm.mm`."""
-    if is_compiling() and isinstance(weight, QuantizedTensor):
+    if is_compiling():
         dtype = out_dtype if out_dtype is not None or out is None else out.dtype
-        result: torch.Tensor = _library_mm(
-            *_taken_apart(x), *_taken_apart(weight), bias, dtype, solution
-        )
+        result: torch.Tensor = _library_mm(*taken_apart(x), *taken_apart(weight), bias, dtype, solution)
         return result if out is None else out.copy_(result)
     return _run(x, weight, bias, out_dtype, solution, out)
 
@@ -65,7 +63,7 @@ def _run(
         if bias.shape != (features,):
             raise ShapeError(MM.name, expected=f"bias [{features}]", got=f"bias {list(bias.shape)}")
         bias_dtype = bias.dtype
-    kinds = [one.format if isinstance(one, QuantizedTensor) else one.dtype for one in (x, weight)]
+    kinds = kind_of(x), kind_of(weight)
     if out is not None:
         out_dtype = out_dtype or out.dtype
         if out.shape != (*shape[:-1], features) or out.dtype is not out_dtype:
@@ -84,7 +82,7 @@ def _run(
     kernel = _table.get(key)
     if kernel is None:
         check_operands(MM.name, x=x, weight=weight, bias=bias, out=out)
-        parts = {"x": _data(x), "weight": _data(weight), "bias": bias, "out": out}
+        parts = {"x": data_of(x), "weight": data_of(weight), "bias": bias, "out": out}
         check_devices(MM.name, device, **parts)
         kernel = _mm.bind(key, device, (*kinds, bias_dtype, out_dtype), (max_rows,), solution)
     if torch.is_grad_enabled():
@@ -93,32 +91,6 @@ def _run(
         return result
     result = kernel(x, weight, bias, out=out, out_dtype=out_dtype)
     return result
-
-
-def _data(operand: torch.Tensor | QuantizedTensor) -> torch.Tensor:
-    return operand.data if isinstance(operand, QuantizedTensor) else operand
-
-
-_Parts = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, str, list[int]]
-
-
-def _taken_apart(operand: torch.Tensor | QuantizedTensor) -> _Parts:
-    """What the library op takes for an operand; a plain tensor has no format."""
-    if isinstance(operand, torch.Tensor):
-        return operand, None, None, None, "", []
-    parts = (operand.data, operand.scale, operand.global_scale, operand.zero_point)
-    return *parts, str(operand.format), list(operand.shape)
-
-
-def _put_together(
-    data: torch.Tensor,
-    scale: torch.Tensor | None,
-    global_scale: torch.Tensor | None,
-    zero_point: torch.Tensor | None,
-    fmt: str,
-    shape: list[int],
-) -> torch.Tensor | QuantizedTensor:
-    return QuantizedTensor(data, Format.parse(fmt), tuple(shape), scale, global_scale, zero_point) if fmt else data
 
 
 def _run_library(
@@ -138,8 +110,8 @@ def _run_library(
     out_dtype: torch.dtype | None = None,
     solution: str | None = None,
 ) -> torch.Tensor:
-    left = _put_together(x, x_scale, x_global_scale, x_zero_point, x_format, x_shape)
-    right = _put_together(weight, scale, global_scale, zero_point, fmt, shape)
+    left = put_together(x, x_scale, x_global_scale, x_zero_point, x_format, x_shape)
+    right = put_together(weight, scale, global_scale, zero_point, fmt, shape)
     return _run(left, right, bias, out_dtype, solution)
 
 
@@ -165,9 +137,8 @@ def _fake(
     return x.new_empty((*leading, shape[0] if fmt else weight.shape[0]), dtype=out_dtype or default)
 
 
-_OPERAND = "Tensor {0}, Tensor? {1}scale, Tensor? {1}global_scale, Tensor? {1}zero_point, str {1}format, SymInt[] {1}shape"
 _library_mm = register_library_op(
-    f"mm_scaled({_OPERAND.format('x', 'x_')}, {_OPERAND.format('weight', '')}, "
+    f"mm_scaled({schema('x', 'x_')}, {schema('weight')}, "
     "Tensor? bias=None, ScalarType? out_dtype=None, str? solution=None) -> Tensor",
     _run_library,
     _fake,

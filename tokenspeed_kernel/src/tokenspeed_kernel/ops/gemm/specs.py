@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernel.ops.gemm.contract import MM, PACK_WEIGHT
+from tokenspeed_kernel.ops.gemm.contract import BMM, GROUPED_MM_CONTIGUOUS, GROUPED_MM_MASKED, MM, PACK_WEIGHT
 from tokenspeed_kernel.spec import ANYWHERE, Band, KernelSpec
 
 __all__ = ["SPECS"]
@@ -31,5 +31,20 @@ SPECS = (
         band=Band.PORTABLE,
         implementation="tokenspeed_kernel.ops.gemm.plain:pack_weight",
         capability=ANYWHERE,
+    ),
+    *(
+        KernelSpec(
+            op=contract.name,
+            name=f"reference_{function}",
+            solution="reference",
+            band=Band.REFERENCE,
+            implementation=f"tokenspeed_kernel.ops.gemm.grouped_reference:{function}",
+            capability=ANYWHERE,
+        )
+        for contract, function in (
+            (BMM, "bmm"),
+            (GROUPED_MM_CONTIGUOUS, "grouped_mm_contiguous"),
+            (GROUPED_MM_MASKED, "grouped_mm_masked"),
+        )
     ),
 )

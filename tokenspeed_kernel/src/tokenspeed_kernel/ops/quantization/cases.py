@@ -18,14 +18,20 @@ _Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
 _FORMATS = tuple(fmt for fmt in Format.scaled() if "fnuz" not in fmt.logical)
 # Each number has one value: every bit must be there.
 _EXACT = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), Tolerance(0.0, 0.0))
-# Bytes of a GGUF block that hold float16 scales; they must be of ordinary size.
-_HALVES = {"gguf_q4_0": (0,), "gguf_q4_1": (0, 2), "gguf_q8_0": (0,), "gguf_q4_k": (0, 2), "gguf_q6_k": (208,)}
+# Where the float16 numbers of a GGUF block lie, and which size gives values of ordinary size.
+_HALVES: dict[str, dict[int, float]] = {
+    "gguf_q4_0": {0: 0.22},
+    "gguf_q4_1": {0: 0.22, 2: -1.6},
+    "gguf_q8_0": {0: 1 / 74},
+    "gguf_q4_k": {0: 1 / 140, 2: 1 / 60},
+    "gguf_q6_k": {208: 1 / 1300},
+}
 
 
 def random_quantized(
     fmt: Format, shape: tuple[int, ...], generator: torch.Generator, device: torch.device, *, every_code: bool = False
 ) -> QuantizedTensor:
-    """Return random values of ordinary size in a scaled format, with scales that differ from block to block.
+    """Return random values with a standard deviation of about 1 in a scaled format, with scales that differ from block to block.
 
     Args:
         fmt: any scaled format.
@@ -42,17 +48,18 @@ def random_quantized(
     scales = scale_shape(fmt, shape)
     scale = zero_point = None
     if scales is not None:
-        # Between 1/32 and 1/8, so that sums of products stay of the size of those of unit-normal values.
-        scale = (torch.rand(scales, generator=generator) + 0.33) * 2**-4 * 1.5
-        if fmt.logical in ("mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"):
-            scale = torch.randint(121, 125, scales, generator=generator, dtype=torch.uint8)
+        scale = torch.rand(scales, generator=generator) + 0.5
+        if fmt.logical.startswith(("mxfp8", "mxfp4")):
+            middle = 127 if fmt.logical.startswith("mxfp8") else 125
+            scale = torch.randint(middle - 1, middle + 2, scales, generator=generator, dtype=torch.uint8)
         elif fmt.logical == "nvfp4":
             scale = (scale * 64).to(torch.float8_e4m3fn)
         elif fmt.logical in ("mxint4", "int4", "uint4"):
-            scale = scale.bfloat16() if fmt.logical == "mxint4" else scale.half()
+            # Codes are spread evenly over sixteen numbers.
+            scale = (scale * 0.2).to(torch.bfloat16 if fmt.logical == "mxint4" else torch.float16)
     if fmt.logical == "uint4" and scales is not None:
         zero_point = torch.randint(0, 16, scales, generator=generator, dtype=torch.uint8).to(device)
-    total = (torch.rand(shape[:-2], generator=generator) + 0.5) / 64 if fmt.logical == "nvfp4" else None
+    total = (torch.rand(shape[:-2], generator=generator) + 0.5) / (64 * 3) if fmt.logical == "nvfp4" else None
     return QuantizedTensor(
         data.view(fmt.storage).to(device),
         fmt,
@@ -66,10 +73,9 @@ def random_quantized(
 def _put_halves(logical: str, data: torch.Tensor, generator: torch.Generator) -> None:
     num_bytes = GGUF_BLOCKS[logical][1]
     blocks = data.view(*data.shape[:-1], data.shape[-1] // num_bytes, num_bytes)
-    largest = {"gguf_q4_k": 2**-9, "gguf_q6_k": 2**-10, "gguf_q8_0": 2**-7}.get(logical, 2**-3)
-    for place in _HALVES[logical]:
-        halves = (torch.rand((*blocks.shape[:-1], 1), generator=generator) + 0.2) * largest
-        blocks[..., place : place + 2] = (halves if place == 0 else -halves).half().view(torch.uint8)
+    for place, size in _HALVES[logical].items():
+        halves = (torch.rand((*blocks.shape[:-1], 1), generator=generator) + 0.5) * size
+        blocks[..., place : place + 2] = halves.half().view(torch.uint8)
 
 
 def _dequantize(fmt: Format, *shape: int, layout: str = "contiguous") -> _Build:

@@ -7,8 +7,8 @@ from torch.compiler import is_compiling
 
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
-from tokenspeed_kernel.ops.quantization.contract import DEQUANTIZE
 from tokenspeed_kernel.ops.operands import check_operands
+from tokenspeed_kernel.ops.quantization.contract import DEQUANTIZE
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import Format
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernel.ops.gemm.contract import MM, PACK_WEIGHT, mm_formats, scaled_formats, weight_only_formats
+from tokenspeed_kernel.ops.gemm.contract import (
+    BMM,
+    GROUPED_MM_CONTIGUOUS,
+    GROUPED_MM_MASKED,
+    MM,
+    PACK_WEIGHT,
+    grouped_formats,
+    mm_formats,
+    scaled_formats,
+    weight_only_formats,
+)
 from tokenspeed_kernel.signature import Signature
 from tokenspeed_kernel.spec import CPU, Band, Capability, KernelSpec, Verified, VerifiedBy
 
@@ -53,5 +63,22 @@ SPECS = (
         capability=Capability(("cpu",), frozenset({"avx2"})),
         formats=(Signature.of(weight="fp32"),),
         verified=(Verified(VerifiedBy.SILICON, "x86-64"),),
+    ),
+    *(
+        KernelSpec(
+            op=contract.name,
+            name=f"cpu_{function}",
+            solution="cpu",
+            band=Band.PERFORMANT,
+            implementation=f"tokenspeed_kernel.ops.gemm.cpu.grouped:{function}",
+            capability=CPU,
+            formats=formats,
+            verified=(Verified(VerifiedBy.SILICON, "x86-64"),),
+        )
+        for contract, function, formats in (
+            (BMM, "bmm", grouped_formats()),
+            (GROUPED_MM_CONTIGUOUS, "grouped_mm_contiguous", grouped_formats("offsets") + grouped_formats("expert_ids")),
+            (GROUPED_MM_MASKED, "grouped_mm_masked", grouped_formats("masked_m")),
+        )
     ),
 )

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernel.ops.gemm.contract import MM, mm_formats
+from tokenspeed_kernel.ops.gemm.contract import (
+    BMM,
+    GROUPED_MM_CONTIGUOUS,
+    GROUPED_MM_MASKED,
+    MM,
+    grouped_formats,
+    mm_formats,
+    scaled_formats,
+    weight_only_formats,
+)
 from tokenspeed_kernel.spec import TRITON_PORTABLE, Band, KernelSpec, Verified, VerifiedBy
 
 __all__ = ["SPECS"]
@@ -23,5 +32,32 @@ SPECS = (
             Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32 only"),
             Verified(VerifiedBy.COMPILED, "sm_80, sm_90, sm_100, sm_120, gfx942, gfx950"),
         ),
+    ),
+    *(
+        KernelSpec(
+            op=contract.name,
+            name=f"triton_{name}",
+            solution="triton",
+            band=Band.PORTABLE,
+            implementation=f"tokenspeed_kernel.ops.gemm.triton.{implementation}",
+            capability=TRITON_PORTABLE,
+            formats=formats,
+            requires=("triton",),
+            # Of another priority than triton_mm, with which it shares no format: so nothing has to be compared.
+            priority=5,
+            graph_safe=True,
+            verified=(Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32 products only"),),
+        )
+        for contract, name, implementation, formats in (
+            (MM, "mm_scaled", "mm_scaled:mm", weight_only_formats() + scaled_formats()),
+            (BMM, "bmm", "grouped:bmm", grouped_formats()),
+            (
+                GROUPED_MM_CONTIGUOUS,
+                "grouped_mm_contiguous",
+                "grouped:grouped_mm_contiguous",
+                grouped_formats("offsets") + grouped_formats("expert_ids"),
+            ),
+            (GROUPED_MM_MASKED, "grouped_mm_masked", "grouped:grouped_mm_masked", grouped_formats("masked_m")),
+        )
     ),
 )

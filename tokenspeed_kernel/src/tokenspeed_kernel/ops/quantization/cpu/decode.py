@@ -70,7 +70,8 @@ def decode(tensor: QuantizedTensor) -> torch.Tensor:
 
 
 def _blocks(tensor: QuantizedTensor, values: torch.Tensor) -> torch.Tensor:
-    return values.view(tensor.shape[0], -1, tensor.format.block[1] or max(tensor.shape[1], 1))
+    size = tensor.format.block[1] or max(tensor.shape[1], 1)
+    return values.view(tensor.shape[0], tensor.shape[1] // size, size)
 
 
 @functools.cache
@@ -83,7 +84,7 @@ def _pairs(logical: str, device: torch.device) -> torch.Tensor:
 
 def _looked_up(data: torch.Tensor, logical: str) -> torch.Tensor:
     pairs = _pairs(logical, data.device)
-    return pairs.index_select(0, data.reshape(-1).int()).view(data.shape[0], -1)
+    return pairs.index_select(0, data.reshape(-1).int()).view(data.shape[0], 2 * data.shape[1])
 
 
 @functools.cache

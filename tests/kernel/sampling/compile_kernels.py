@@ -9,14 +9,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tokenspeed_kernel.ops.sampling.triton import argmax, log_probs, penalties, philox, sample
+from tokenspeed_kernel.ops.sampling.triton import argmax, log_probs, penalties, philox, sample, verify
 
 TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx950": GPUTarget("hip", "gfx950", 64)}
 TYPES = {
-    **dict.fromkeys(("uniform_ptr",), "*fp64"),
+    **dict.fromkeys(("uniform_ptr", "accept_uniform_ptr"), "*fp64"),
     **dict.fromkeys(("seeds_ptr", "counters_ptr"), "*i64"),
     **dict.fromkeys(("top_k_ptr", "row_offsets_ptr", "token_ids_ptr", "counts_ptr", "pending_ptr"), "*i32"),
-    **dict.fromkeys(("ranks_ptr", "top_ids_ptr"), "*i32"),
+    **dict.fromkeys(("ranks_ptr", "top_ids_ptr", "draft_ids_ptr", "number_ptr"), "*i32"),
 }
 KERNELS = (
     (argmax._argmax_kernel, "*i32", {"BLOCK": 4096}, 16),
@@ -26,6 +26,8 @@ KERNELS = (
     (penalties._penalties_kernel, "", {"BLOCK": 1024, "HAS_PENDING": True}, 8),
     (penalties._bias_kernel, "", {"BLOCK": 1024}, 8),
     (log_probs._log_probs_kernel, "", {"BLOCK": 4096}, 16),
+    (verify._reject_kernel, "*i32", {"BLOCK": 4096}, 16),
+    (verify._cut_kernel, "*i32", {}, 1),
 )
 
 

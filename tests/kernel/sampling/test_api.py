@@ -18,6 +18,7 @@ FILTERS = (torch.ones(ROWS), torch.tensor([0, 4, 1], dtype=torch.int32), torch.f
 OFFSETS = torch.tensor([0, 1, 1, 3], dtype=torch.int32)
 IDS = torch.tensor([5, 6, 7], dtype=torch.int32)
 TOKENS = torch.tensor([1, 2, 3], dtype=torch.int32)
+CHAIN = torch.stack((LOGITS, LOGITS.flip(0)), 1)
 SEEDS = torch.arange(ROWS)
 ONES = torch.ones(ROWS)
 
@@ -71,12 +72,18 @@ CALLS = {
     "apply_penalties": (LOGITS, OFFSETS, IDS, IDS, ONES, ONES, ONES),
     "apply_logit_bias": (LOGITS, OFFSETS, IDS, ONES),
     "log_probs": (LOGITS, TOKENS),
+    "verify_chain": (CHAIN, IDS.view(ROWS, 1), UNIFORM.repeat(2, 1).t(), *FILTERS),
 }
 
 
 @pytest.mark.parametrize("op", CALLS)
 def test_library_op(op: str) -> None:
     torch.library.opcheck(getattr(torch.ops.tokenspeed, op).default, CALLS[op])
+
+
+def test_library_op_of_verify_chain_with_draft_probs() -> None:
+    more = (LOGITS.softmax(-1)[:, None], UNIFORM[:, None], "reference")
+    torch.library.opcheck(torch.ops.tokenspeed.verify_chain.default, (*CALLS["verify_chain"], *more))
 
 
 @pytest.mark.parametrize("op", CALLS)

@@ -9,9 +9,11 @@ from tokenspeed_kernel.ops.sampling.api import (
     sample,
     sampling_probs,
 )
-from tokenspeed_kernel.ops.sampling.contract import GREEDY_TEMPERATURE, INVALID_TOKEN, MAX_TOP_LOGPROBS
+from tokenspeed_kernel.ops.sampling.contract import ACCEPT_STREAM, GREEDY_TEMPERATURE, INVALID_TOKEN, MAX_TOP_LOGPROBS
+from tokenspeed_kernel.ops.sampling.verify import verify_chain
 
 __all__ = [
+    "ACCEPT_STREAM",
     "GREEDY_TEMPERATURE",
     "INVALID_TOKEN",
     "MAX_TOP_LOGPROBS",
@@ -22,4 +24,5 @@ __all__ = [
     "philox_uniform",
     "sample",
     "sampling_probs",
+    "verify_chain",
 ]

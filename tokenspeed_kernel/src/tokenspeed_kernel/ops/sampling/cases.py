@@ -84,6 +84,28 @@ def _probs(rows: int, size: int, layout: str) -> _Build:
     return build
 
 
+def _verify(rows: int, drafts: int, size: int, layout: str, *, probs: bool) -> _Build:
+    """Drafts that the target often gives, so that chains end at every place; some rows have fewer, or none."""
+
+    def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+        flat = _logits(generator, device, dtype, rows * (drafts + 1), size, layout)
+        logits = torch.unflatten(flat, 0, (rows, drafts + 1))
+        filters = _filters(rows, device)
+        near = logits[:, :drafts].float().cpu() + torch.randn(rows, drafts, size, generator=generator)
+        proposed = torch.softmax(near.nan_to_num(0.0, 9.0, -9.0).clamp(-50, 50), -1)
+        uniform = torch.rand(rows, drafts + 1, 3, dtype=torch.float64, generator=generator)
+        ids = (proposed.double().cumsum(-1) < uniform[:, :drafts, 2:]).sum(-1).clamp(max=size - 1).int()
+        ids[1::4, drafts // 2 :] = -1
+        ids[3::8] = size
+        inputs = {"logits": logits, "draft_ids": ids.to(device), "uniform": uniform.to(device)[:, :, 0], **filters}
+        if probs:
+            inputs["draft_probs"] = proposed.to(device)
+            inputs["accept_uniform"] = uniform.to(device)[:, :drafts, 1]
+        return inputs
+
+    return build
+
+
 def _log_probs(rows: int, size: int, layout: str) -> _Build:
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         logits = _logits(generator, device, dtype, rows, size, layout)
@@ -182,6 +204,28 @@ CASES = (
         Case("sampling.apply_penalties", f"{label}{suffix}", _penalties(rows, size, layout, pending=bool(suffix)), bench=bench)
         for label, rows, size, layout, bench in _SHAPES
         for suffix in ("", ", pending")
+    ),
+    *(
+        Case(
+            "sampling.verify_chain",
+            f"{label} K={drafts}{', draft_probs' if probs else ''}",
+            _verify(rows, drafts, size, layout, probs=probs),
+            outputs=("out", "num_tokens_out"),
+            bench=bench,
+        )
+        for label, rows, drafts, size, layout, bench in (
+            ("empty", 0, 3, 64, "contiguous", False),
+            ("no drafts 4x40", 4, 0, 40, "contiguous", False),
+            ("one token 3x1", 3, 2, 1, "contiguous", False),
+            ("odd 7x37", 7, 4, 37, "contiguous", False),
+            ("ties 4x50", 4, 3, 50, "ties", False),
+            ("masked 5x60", 5, 2, 60, "masked", False),
+            ("transposed 5x24", 5, 2, 24, "transposed", False),
+            ("sliced 4x33", 4, 3, 33, "sliced", False),
+            ("broken 4x30", 4, 1, 30, "broken", False),
+            ("16x128256", 16, 4, 128256, "contiguous", True),
+        )
+        for probs in (False, True)
     ),
     *(
         Case("sampling.philox_uniform", f"{rows} rows, stream {stream}", _uniform(rows, stream))

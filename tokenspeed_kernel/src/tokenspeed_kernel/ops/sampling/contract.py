@@ -13,6 +13,8 @@ GREEDY_TEMPERATURE = 1e-4
 """Temperatures up to this one (compared as float32) mean greedy: below it 1 / temperature only amplifies rounding noise."""
 INVALID_TOKEN = -1
 """Stands for the token of a row that cannot be sampled: it holds a NaN, or its maximum is infinite."""
+ACCEPT_STREAM = 1
+"""Philox stream of the numbers that decide whether a draft token is accepted; tokens are drawn with those of stream 0."""
 MAX_TOP_LOGPROBS = 128
 """Most alternatives that log_probs reports for a row."""
 
@@ -67,5 +69,20 @@ CONTRACTS = (
         ("logits",),
         ("logits", "token_ids", "top_n"),
         summary="log-softmax at chosen ids, their ranks, and the most likely alternatives",
+    ),
+    OpContract(
+        "sampling.verify_chain",
+        ("logits", "draft_probs"),
+        (
+            "logits",
+            "draft_ids",
+            "uniform",
+            *_FILTERS,
+            "draft_probs",
+            "accept_uniform",
+            "out",
+            "num_tokens_out",
+        ),
+        summary="the tokens that a chain of draft tokens gives: those accepted, and one more",
     ),
 )

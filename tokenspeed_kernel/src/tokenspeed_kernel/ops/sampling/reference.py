@@ -170,3 +170,51 @@ def reference_log_probs(logits: Tensor, token_ids: Tensor, top_n: int) -> tuple[
     top_ids = order[:, :top_n]
     top_values = values.gather(1, top_ids).masked_fill(broken[:, None], float("nan"))
     return chosen.float(), ranks.int(), top_ids.masked_fill(broken[:, None], INVALID_TOKEN).int(), top_values.float()
+
+
+def reference_verify_chain(
+    logits: Tensor,
+    draft_ids: Tensor,
+    uniform: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    draft_probs: Tensor | None,
+    accept_uniform: Tensor | None,
+    out: Tensor,
+    num_tokens_out: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Walk each chain position by position; see the api."""
+    num_rows, positions, vocab_size = logits.shape
+    tokens = torch.full((num_rows, positions), INVALID_TOKEN, dtype=torch.int32)
+    number = torch.zeros(num_rows, dtype=torch.int32)
+    for row in range(num_rows):
+        filters = [one[row].expand(positions) for one in (temperature, top_k, top_p, min_p)]
+        for place, target in enumerate(_probabilities(logits[row], *filters)):
+            if bool(target.isnan().any()):
+                break
+            draft = int(draft_ids[row, place]) if place < positions - 1 else INVALID_TOKEN
+            drafted = 0 <= draft < vocab_size
+            if drafted and draft_probs is not None and accept_uniform is not None:
+                proposed = draft_probs[row, place].double()
+                if float(accept_uniform[row, place]) * float(proposed[draft]) < float(target[draft]):
+                    token = draft
+                else:
+                    left = (target - proposed.nan_to_num(0.0)).clamp(min=0.0)
+                    # Nothing is left where rounding alone set p and q apart.
+                    token = _at(left if bool(left.sum() > 0) else target, float(uniform[row, place]))
+            else:
+                token = _at(target, float(uniform[row, place]))
+            tokens[row, place] = token
+            number[row] = place + 1
+            if not drafted or token != draft:
+                break
+    return out.copy_(tokens), num_tokens_out.copy_(number)
+
+
+def _at(weights: Tensor, draw: float) -> int:
+    """First id at which the running sum exceeds the draw times the whole; the last one with a weight where rounding leaves none."""
+    cumulative = weights.cumsum(0)
+    reached = (cumulative > draw * cumulative[-1]) & (weights > 0)
+    return int((reached if bool(reached.any()) else weights > 0).nonzero()[0 if bool(reached.any()) else -1])

@@ -63,6 +63,28 @@ def cpu_sampling_probs(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p
     return out
 
 
+def distributions(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (rows, [rows, V] fp64 distribution that `sample` draws from), every row once but those that cannot be sampled."""
+    for start in range(0, len(logits), _MAX_ROWS):
+        rows = slice(start, start + _MAX_ROWS)
+        values = logits[rows].float()
+        top, best = order.first(values)
+        greedy = top.isfinite()
+        for members, masses, ids in _filtered(values, top, temperature[rows], top_k[rows], top_p[rows], min_p[rows]):
+            shares = masses.double()
+            shares /= shares.sum(-1, keepdim=True)
+            if ids is not None:
+                shares = torch.zeros(len(members), values.shape[1], dtype=torch.float64).scatter_(1, ids, shares)
+            greedy[members] = False
+            yield members + start, shares
+        members = greedy.nonzero()[:, 0]
+        if members.numel():
+            one_hot = torch.zeros(len(members), values.shape[1], dtype=torch.float64)
+            yield members + start, one_hot.scatter_(1, best[members][:, None], 1.0)
+
+
 def _filtered(
     values: Tensor, top: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:

@@ -14,11 +14,13 @@ _MODULES = {
     "apply_penalties": "penalties",
     "apply_logit_bias": "penalties",
     "log_probs": "log_probs",
+    "verify_chain": "verify",
 }
 _FORMATS = {
     "philox_uniform": (Signature.of(seeds="int64"),),
     "apply_penalties": (Signature.of(logits="fp32"),),
     "apply_logit_bias": (Signature.of(logits="fp32"),),
+    "verify_chain": tuple(Signature.of(logits=fmt, draft_probs="fp32") for fmt in LOGIT_FORMATS),
 }
 
 SPECS = tuple(

@@ -25,7 +25,7 @@ _EVERY_TIE = tl.constexpr(1 << 62)
 
 
 @triton.jit
-def _kept_prefix(
+def kept_prefix(
     logits_ptr, vocab_size, column_stride, top, inverse_temperature, top_k, top_p, min_p, BLOCK: tl.constexpr
 ):  # fmt: skip
     """What the filters keep: keys above `cut`, the first `ties` tokens at `cut`, distances up to `limit`; and its mass."""
@@ -64,7 +64,7 @@ def _kept_prefix(
 
 
 @triton.jit
-def _kept_weight(x, top, inverse_temperature, cut, ties, limit, ties_before):
+def kept_weight(x, top, inverse_temperature, cut, ties, limit, ties_before):
     """Weights of one block after the filters, and the ties at the cut seen so far."""
     key = ordered_key(x)
     near = (top - x) * inverse_temperature <= limit
@@ -82,18 +82,19 @@ def _kept_weight(x, top, inverse_temperature, cut, ties, limit, ties_before):
 def _sample_kernel(
     logits_ptr, uniform_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, out_ptr,
     vocab_size, row_stride, column_stride, uniform_stride, temperature_stride, top_k_stride, top_p_stride, min_p_stride,
-    out_stride, BLOCK: tl.constexpr,
+    out_stride, rows_per_request, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * row_stride
-    temperature = tl.load(temperature_ptr + row * temperature_stride)
-    top_k = tl.load(top_k_ptr + row * top_k_stride)
-    top_p = tl.load(top_p_ptr + row * top_p_stride)
-    min_p = tl.load(min_p_ptr + row * min_p_stride)
+    request = row // rows_per_request
+    temperature = tl.load(temperature_ptr + request * temperature_stride)
+    top_k = tl.load(top_k_ptr + request * top_k_stride)
+    top_p = tl.load(top_p_ptr + request * top_p_stride)
+    min_p = tl.load(min_p_ptr + request * min_p_stride)
     top, token, valid = first_in_row(logits_ptr, vocab_size, column_stride, BLOCK)
     if valid & (temperature > _GREEDY) & (top_k != 1) & (top_p > 0):
         inverse = tl.div_rn(1.0, temperature)
-        cut, ties, limit, mass = _kept_prefix(
+        cut, ties, limit, mass = kept_prefix(
             logits_ptr, vocab_size, column_stride, top, inverse, top_k, top_p, min_p, BLOCK
         )  # fmt: skip
         uniform = tl.load(uniform_ptr + row * uniform_stride)
@@ -104,7 +105,7 @@ def _sample_kernel(
         ties_before = mass * 0
         while (start < vocab_size) & (found >= vocab_size):
             ids, x = load_row_block(logits_ptr, start, vocab_size, column_stride, BLOCK)
-            weight, ties_before = _kept_weight(x, top, inverse, cut, ties, limit, ties_before)
+            weight, ties_before = kept_weight(x, top, inverse, cut, ties, limit, ties_before)
             reached = running + tl.sum(weight, axis=0)
             if reached > mark:
                 passed = running + tl.cumsum(weight, axis=0) > mark
@@ -131,13 +132,13 @@ def _probs_kernel(
     top, token, valid = first_in_row(logits_ptr, vocab_size, column_stride, BLOCK)
     if valid & (temperature > _GREEDY) & (top_k != 1) & (top_p > 0):
         inverse = tl.div_rn(1.0, temperature)
-        cut, ties, limit, mass = _kept_prefix(
+        cut, ties, limit, mass = kept_prefix(
             logits_ptr, vocab_size, column_stride, top, inverse, top_k, top_p, min_p, BLOCK
         )  # fmt: skip
         ties_before = mass * 0
         for start in range(0, vocab_size, BLOCK):
             ids, x = load_row_block(logits_ptr, start, vocab_size, column_stride, BLOCK)
-            weight, ties_before = _kept_weight(x, top, inverse, cut, ties, limit, ties_before)
+            weight, ties_before = kept_weight(x, top, inverse, cut, ties, limit, ties_before)
             share = (weight.to(tl.float64) / mass.to(tl.float64)).to(tl.float32)
             tl.store(out_ptr + ids, share, mask=ids < vocab_size)
     else:
@@ -151,15 +152,30 @@ def triton_sample(
     logits: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, out: Tensor
 ) -> Tensor:
     """See `tokenspeed_kernel.ops.sampling.sample`."""
+    sample_rows(logits, uniform, temperature, top_k, top_p, min_p, out, rows_per_request=1)
+    return out
+
+
+def sample_rows(
+    logits: Tensor,
+    uniform: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    out: Tensor,
+    *,
+    rows_per_request: int,
+) -> None:
+    """Draw a token for each row; so many successive rows share one request's filters."""
     num_rows, vocab_size = logits.shape
     if num_rows:
         block, num_warps = launch_size(vocab_size)
         vectors = (uniform, temperature, top_k, top_p, min_p, out)
         _sample_kernel[(num_rows,)](
-            logits, *vectors, vocab_size, *logits.stride(), *(one.stride(0) for one in vectors),
+            logits, *vectors, vocab_size, *logits.stride(), *(one.stride(0) for one in vectors), rows_per_request,
             BLOCK=block, num_warps=num_warps,
         )  # fmt: skip
-    return out
 
 
 def triton_sampling_probs(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, out: Tensor) -> Tensor:

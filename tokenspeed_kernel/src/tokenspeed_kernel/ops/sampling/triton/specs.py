@@ -14,12 +14,15 @@ _MODULES = {
     "apply_penalties": "penalties",
     "apply_logit_bias": "penalties",
     "log_probs": "log_probs",
+    "verify_chain": "verify",
 }
 _FORMATS = {
     "philox_uniform": (Signature.of(seeds="int64"),),
     "apply_penalties": (Signature.of(logits="fp32"),),
     "apply_logit_bias": (Signature.of(logits="fp32"),),
+    "verify_chain": tuple(Signature.of(logits=fmt, draft_probs="fp32") for fmt in LOGIT_FORMATS),
 }
+_VERIFIED = (Verified(VerifiedBy.SILICON, "H200 (sm_90)"), Verified(VerifiedBy.INTERPRETER, "x86-64"))
 
 SPECS = tuple(
     KernelSpec(
@@ -32,7 +35,7 @@ SPECS = tuple(
         formats=_FORMATS.get(op, Signature.same(("logits",), LOGIT_FORMATS)),
         requires=("triton",),
         graph_safe=op != "log_probs",  # it allocates what it returns
-        verified=(Verified(VerifiedBy.SILICON, "H200 (sm_90)"), Verified(VerifiedBy.INTERPRETER, "x86-64"),),
+        verified=_VERIFIED if op != "verify_chain" else _VERIFIED[1:],
     )
     for op, module in _MODULES.items()
 )

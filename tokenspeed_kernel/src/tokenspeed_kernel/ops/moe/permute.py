@@ -23,9 +23,9 @@ def permute(
 ) -> _Three:
     """Copy each token once for each of its experts that lies here, sorted by expert.
 
-    The rows of one expert keep the order of (token, slot). Pairs whose id is not in [first_expert, first_expert + num_experts), such
-    as -1 or an expert of another rank, are dropped. Nothing is read back from the device: there are always num_tokens * top_k rows,
-    and those that no pair fills, at the end, are 0.
+    The rows of one expert keep the order of (token, slot). Pairs with an id outside [first_expert, first_expert + num_experts),
+    such as -1 or an expert of another rank, are dropped. Nothing is read back from the device: there are always num_tokens * top_k
+    rows, and those that no pair fills, at the end, are 0.
 
     Args:
         x: [num_tokens, hidden_size] fp32, bf16 or fp16, any strides.

@@ -13,10 +13,11 @@ from tokenspeed_kernel.testing import check_case
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SMALL = [case for case in CASES if not case.bench]
+ON_CPU = [case for case in CASES if not case.bench or case.label == "16x576"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", ON_CPU, ids=str)
 def test_cpu(case, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     check_case(case, solution="cpu", device=CPU, dtype=dtype)
 

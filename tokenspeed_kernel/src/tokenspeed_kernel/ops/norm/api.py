@@ -7,6 +7,7 @@ from torch.compiler import is_compiling
 
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
+from tokenspeed_kernel.ops.norm.checks import check_dtypes, like_error, weight_error
 from tokenspeed_kernel.ops.norm.contract import FUSED_ADD_RMS_NORM, RMS_NORM
 
 __all__ = ["fused_add_rms_norm", "rms_norm"]
@@ -81,31 +82,6 @@ def fused_add_rms_norm(
     return _run_fused_add_rms_norm(x, residual, weight, eps, solution, out, residual_out)
 
 
-def _weight_error(op: str, x: torch.Tensor, weight: torch.Tensor) -> ShapeError:
-    return ShapeError(
-        op,
-        expected="x [..., hidden] and weight [hidden]",
-        got=f"x {list(x.shape)} and weight {list(weight.shape)}",
-        fix="give weight one element for each of x's last dimension",
-    )
-
-
-def _check_dtypes(op: str, x: torch.Tensor, **others: torch.Tensor | None) -> None:
-    """Only when a kernel is bound: these dtypes are in the table's key."""
-    for name, other in others.items():
-        if other is not None and other.dtype is not x.dtype:
-            raise _like_error(op, name, x, other)
-
-
-def _like_error(op: str, name: str, x: torch.Tensor, got: torch.Tensor) -> ShapeError:
-    return ShapeError(
-        op,
-        expected=f"{name} {list(x.shape)} {x.dtype}",
-        got=f"{list(got.shape)} {got.dtype}",
-        fix=f"give {name} the shape and dtype of x",
-    )
-
-
 # The library op's implementation: a compiled graph calls it at run time, when nothing is being compiled any more.
 def _run_rms_norm(
     x: torch.Tensor,
@@ -116,16 +92,16 @@ def _run_rms_norm(
 ) -> torch.Tensor:
     shape, dtype, weight_dtype = x.shape, x.dtype, weight.dtype
     if not shape or weight.shape != (shape[-1],):
-        raise _weight_error(RMS_NORM.name, x, weight)
+        raise weight_error(RMS_NORM.name, x, weight)
     if out is not None and out.shape != shape:
-        raise _like_error(RMS_NORM.name, "out", x, out)
+        raise like_error(RMS_NORM.name, "out", x, out)
     device = x.device
     out_key = None if out is None else (out.dtype, out.device)
     key = (device, weight.device, dtype, weight_dtype, out_key, solution)
     kernel = _rms_norm_table.get(key)
     if kernel is None:
         check_devices(RMS_NORM.name, device, weight=weight, out=out)
-        _check_dtypes(RMS_NORM.name, x, out=out)
+        check_dtypes(RMS_NORM.name, x, out=out)
         kernel = _rms_norm.bind(key, device, (dtype, weight_dtype), (), solution)
     result: torch.Tensor = kernel(x, weight, eps=eps, out=out)
     return result
@@ -147,14 +123,14 @@ def _run_fused_add_rms_norm(
     op = _FUSED
     shape, dtype, residual_dtype, weight_dtype = x.shape, x.dtype, residual.dtype, weight.dtype
     if not shape or weight.shape != (shape[-1],):
-        raise _weight_error(op, x, weight)
+        raise weight_error(op, x, weight)
     if residual.shape != shape:
-        raise _like_error(op, "residual", x, residual)
+        raise like_error(op, "residual", x, residual)
     if out is not None and out.shape != shape:
-        raise _like_error(op, "out", x, out)
+        raise like_error(op, "out", x, out)
     if residual_out is not None:
         if residual_out.shape != shape:
-            raise _like_error(op, "residual_out", x, residual_out)
+            raise like_error(op, "residual_out", x, residual_out)
         if residual_out is out:
             raise ShapeError(op, expected="out and residual_out apart", got="one tensor for both", fix="give two")
     device = x.device
@@ -172,7 +148,7 @@ def _run_fused_add_rms_norm(
     kernel = _fused_add_rms_norm_table.get(key)
     if kernel is None:
         check_devices(op, device, residual=residual, weight=weight, out=out, residual_out=residual_out)
-        _check_dtypes(op, x, residual=residual, out=out, residual_out=residual_out)
+        check_dtypes(op, x, residual=residual, out=out, residual_out=residual_out)
         kernel = _fused_add_rms_norm.bind(key, device, (dtype, residual_dtype, weight_dtype), (), solution)
     result: tuple[torch.Tensor, torch.Tensor] = kernel(
         x, residual, weight, eps=eps, out=out, residual_out=residual_out

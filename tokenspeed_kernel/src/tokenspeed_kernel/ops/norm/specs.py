@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernel.ops.norm.contract import FUSED_ADD_RMS_NORM, RMS_NORM
+from tokenspeed_kernel.ops.norm.contract import CONTRACTS
 from tokenspeed_kernel.spec import ANYWHERE, Band, KernelSpec
 
 __all__ = ["SPECS"]
@@ -10,11 +10,11 @@ __all__ = ["SPECS"]
 SPECS = tuple(
     KernelSpec(
         op=contract.name,
-        name=f"reference_{function}",
+        name=f"reference_{contract.name.partition('.')[2]}",
         solution="reference",
         band=Band.REFERENCE,
-        implementation=f"tokenspeed_kernel.ops.norm.reference:{function}",
+        implementation=f"tokenspeed_kernel.ops.norm.reference:{contract.name.partition('.')[2]}",
         capability=ANYWHERE,
     )
-    for contract, function in ((RMS_NORM, "rms_norm"), (FUSED_ADD_RMS_NORM, "fused_add_rms_norm"))
+    for contract in CONTRACTS
 )

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel.ops.norm.triton.rows import strided_rms_norm
+
 __all__ = ["fused_add_rms_norm", "rms_norm"]
 
 # A row of more elements is read twice in blocks of this size, so that registers do not spill.
@@ -70,7 +72,10 @@ def rms_norm(
     """See `tokenspeed_kernel.ops.norm.rms_norm`."""
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x, None, weight, eps, out, None)
+    if x.dim() > 2 and not (x.is_contiguous() and out.is_contiguous()):
+        strided_rms_norm(x, weight, eps, out)  # heads of a projection, say, whose rows have no common distance
+    else:
+        _launch(x, None, weight, eps, out, None)
     return out
 
 

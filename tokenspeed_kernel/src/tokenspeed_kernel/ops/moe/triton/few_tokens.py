@@ -32,8 +32,8 @@ def _first_few_kernel(
     pair = tl.program_id(1)
     token = (pair // top_k).to(tl.int64)
     expert = tl.load(ids_ptr + token * ids_row + (pair % top_k) * ids_col) - first_expert
+    expert = expert.to(tl.int64)  # experts times their size pass 2**31 elements
     if (expert >= 0) & (expert < num_experts):
-        expert = expert.to(tl.int64)  # experts times their size pass 2**31 elements
         x_ptr += token * x_row
         data_ptr += expert * data_expert
         scale_ptr += expert * scale_expert
@@ -91,8 +91,8 @@ def _second_few_kernel(
     pair = tl.program_id(1)
     token = (pair // top_k).to(tl.int64)
     expert = tl.load(ids_ptr + token * ids_row + (pair % top_k) * ids_col) - first_expert
+    expert = expert.to(tl.int64)
     if (expert >= 0) & (expert < num_experts):
-        expert = expert.to(tl.int64)
         data_ptr += expert * data_expert
         scale_ptr += expert * scale_expert
         zero_ptr += expert * zero_expert

@@ -47,8 +47,8 @@ def _first_many_kernel(
     EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     expert, row, end = _find_rows(offsets_ptr, tl.program_id(1), num_experts, TOKENS, EXPERTS)
+    expert = expert.to(tl.int64)  # experts times their size pass 2**31 elements
     if expert < num_experts:
-        expert = expert.to(tl.int64)  # experts times their size pass 2**31 elements
         data_ptr += expert * data_expert
         scale_ptr += expert * scale_expert
         zero_ptr += expert * zero_expert
@@ -110,8 +110,8 @@ def _second_many_kernel(
     EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     expert, row, end = _find_rows(offsets_ptr, tl.program_id(1), num_experts, TOKENS, EXPERTS)
+    expert = expert.to(tl.int64)
     if expert < num_experts:
-        expert = expert.to(tl.int64)
         data_ptr += expert * data_expert
         scale_ptr += expert * scale_expert
         zero_ptr += expert * zero_expert

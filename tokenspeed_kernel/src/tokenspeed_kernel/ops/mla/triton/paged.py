@@ -192,7 +192,8 @@ def _launch(
     num_pages, page_size, _ = kv_cache.shape
     num_reqs = seq_lens.shape[0]
     facts = device_facts(q.device)
-    config = latent_config(q.dtype, latent_dim, width - latent_dim, max_seqlen_q * num_heads, max_seqlen_k, facts)
+    rows = max_seqlen_q * num_heads
+    config = latent_config(q.dtype, latent_dim, width - latent_dim, rows, max_seqlen_k, page_size, facts)
     if cu_seqlens_q is None:
         tiles = num_reqs * triton.cdiv(q_len * num_heads, config.block_m)
     else:

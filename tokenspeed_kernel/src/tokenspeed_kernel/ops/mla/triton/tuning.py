@@ -97,15 +97,52 @@ def device_facts(device: torch.device) -> DeviceFacts:
 
 
 def latent_config(
-    dtype: torch.dtype, latent_dim: int, rope_dim: int, max_rows: int, max_seqlen_k: int, facts: DeviceFacts
+    dtype: torch.dtype,
+    latent_dim: int,
+    rope_dim: int,
+    max_rows: int,
+    max_seqlen_k: int,
+    page_size: int,
+    facts: DeviceFacts,
 ) -> LatentConfig:
-    """Tiles for attention over latent rows; ``max_rows`` is the most rows (queries times heads) that share keys."""
+    """Tiles for attention over latent rows.
+
+    Args:
+        dtype: of queries and rows.
+        latent_dim: elements that are key and value.
+        rope_dim: elements that are key alone.
+        max_rows: the most rows (queries times heads) that share keys.
+        max_seqlen_k: the most keys.
+        page_size: 1 where each key has an address of its own.
+        facts: of the device.
+    Returns:
+        Tiles that fit into the device's shared memory and, as compiled for the targets of the tests, into its registers.
+    """
     block_l, block_r = power_of_two(latent_dim, _MIN_DOT, 1024), power_of_two(rope_dim, _MIN_DOT, 1024)
-    block_n = power_of_two(max_seqlen_k, _MIN_DOT, 32)
     if dtype == torch.float32:
+        # No matrix units with IEEE products: registers hold whole operands, and whole rows do not fit.
         return LatentConfig(_MIN_DOT, _MIN_DOT, block_l, block_r, min(block_l, 128), min(block_l, 64), 4, 1)
     block_m = power_of_two(max_rows, _MIN_DOT, 64)
-    return LatentConfig(block_m, block_n, block_l, block_r, block_l, 0, 8 if block_m >= 64 else 4, 2)
+    most_keys = power_of_two(max_seqlen_k, _MIN_DOT, 64)
+    if facts.amd:
+        # A wave of 64 lanes has 512 registers: 32 rows of 512 accumulators and a tile of keys take 480 (gfx942).
+        block_m = min(block_m, 32)
+        return LatentConfig(block_m, min(most_keys, 32), block_l, block_r, block_l, 0, 4, 1)
+    row_bytes = (block_l + block_r) * dtype.itemsize
+
+    def fits(rows: int, keys: int, buffers: int) -> bool:
+        return (rows + buffers * keys) * row_bytes + rows * keys * dtype.itemsize <= facts.shared_bytes
+
+    if block_m == 64 and facts.major in (9, 10) and fits(64, 64, 2):
+        # Asynchronous products take 64 rows; two groups of warps share the accumulators. Two tiles of 64 keys are in flight.
+        return LatentConfig(64, most_keys, block_l, block_r, block_l, 0, 8, 2)
+    block_n = min(most_keys, 32)
+    if block_m == 64 and not fits(64, block_n, 2):
+        block_m = 32
+    # A key's address that waits for its page takes two stages more before the same two tiles are in flight.
+    more = 2 if page_size % block_n else 0
+    buffers = 2 if fits(block_m, block_n, 2) else 1
+    return LatentConfig(block_m, block_n, block_l, block_r, block_l, 0, 4 if block_m == 16 else 8, buffers + 1 + more)
 
 
 def prefill_config(
@@ -121,17 +158,21 @@ def prefill_config(
     block_v = power_of_two(value_dim, _MIN_DOT, 256)
     if dtype == torch.float32:
         return PrefillConfig(_MIN_DOT, _MIN_DOT, block_d, block_e, min(block_v, 64), 8, 1)
-    block_m = power_of_two(max_rows, _MIN_DOT, 128)
-    block_n = power_of_two(max_seqlen_k, _MIN_DOT, 64)
-    return PrefillConfig(block_m, block_n, block_d, block_e, block_v, 8 if block_m >= 128 else 4, 2)
+    # Two groups of warps with asynchronous products take 128 rows; elsewhere 128 rows of 192 + 128 elements spill.
+    wide = block_d + block_e + block_v > 384
+    block_m = power_of_two(max_rows, _MIN_DOT, 128 if (facts.major in (9, 10) or facts.amd) and not wide else 64)
+    block_n = power_of_two(max_seqlen_k, _MIN_DOT, 32 if wide else 64)
+    num_stages = 3 if facts.major in (9, 10) and not wide else 2
+    return PrefillConfig(block_m, block_n, block_d, block_e, block_v, 8 if block_m >= 128 else 4, num_stages)
 
 
 def num_splits(programs: int, max_seqlen_k: int, config: LatentConfig, facts: DeviceFacts) -> int:
     """Parts into which each row's keys are split so that few rows still occupy the device.
 
-    One program fills a processor's shared memory; a part of fewer than two key tiles costs more to merge than it saves.
+    Programs of 16 rows fit on a processor in pairs, larger ones fill it; a part of fewer than two key tiles costs more to merge
+    than it saves.
     """
-    wanted = max(1, facts.processors // max(1, programs))
+    wanted = max(1, (2 if config.block_m == _MIN_DOT else 1) * facts.processors // max(1, programs))
     most = max(1, -(-max_seqlen_k // (2 * config.block_n)))
     return min(wanted, most, _MOST_SPLITS)
 

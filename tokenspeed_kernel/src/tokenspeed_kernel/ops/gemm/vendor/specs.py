@@ -1,8 +1,9 @@
-"""Matrix products of vendor libraries: cuBLAS, through PyTorch."""
+"""Matrix products of vendor libraries: cuBLAS, through PyTorch, and those with block scales."""
 
 from __future__ import annotations
 
 from tokenspeed_kernel.ops.gemm.contract import MM, mm_formats
+from tokenspeed_kernel.ops.gemm.vendor.block_fp8_specs import BLOCK_FP8_SPECS
 from tokenspeed_kernel.spec import Band, Capability, KernelSpec, Verified, VerifiedBy
 
 __all__ = ["SPECS"]
@@ -19,4 +20,5 @@ SPECS = (
         graph_safe=True,
         verified=(Verified(VerifiedBy.SILICON, "H200 (sm_90)"),),
     ),
+    *BLOCK_FP8_SPECS,
 )

@@ -18,8 +18,8 @@ _LEFT_OUT = ("triton", "pytorch-triton")
 class CleanEnvironment:
     """A new virtual environment; wheels are installed into it without network."""
 
-    def __init__(self, folder: Path) -> None:
-        """Make it: torch and its requirements are links to those that the running interpreter has."""
+    def __init__(self, folder: Path, *also: str) -> None:
+        """Make it: torch, what is named and their requirements are links to those that the running interpreter has."""
         self.folder = folder
         venv.create(folder / "venv", with_pip=False, symlinks=True)
         self.python = folder / "venv" / "bin" / "python"
@@ -27,7 +27,7 @@ class CleanEnvironment:
         self.nothing.mkdir()
         linked = folder / "linked"
         linked.mkdir()
-        for distribution in _closure(["torch", "packaging", "numpy"]):
+        for distribution in _closure(["torch", "packaging", "numpy", *also]):
             _link(distribution, linked)
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         self.site = folder / "venv" / "lib" / version / "site-packages"

@@ -68,7 +68,6 @@ def _experts(
     *,
     ids: str = "distinct",
     fmt: str = "",
-    second_fmt: str | None = None,
     gate: GatedActivation | None = None,
     bias: str = "",
     layout: str = "",
@@ -85,8 +84,7 @@ def _experts(
         topk_ids = pair_ids(generator, num_tokens, top_k, num_experts, ids, first_expert).to(device)
         weights = torch.rand(num_tokens, top_k, generator=generator).to(device)
         w13 = random_experts(generator, (num_experts, 2 * inner, hidden), fmt, device, dtype)
-        last = fmt if second_fmt is None else second_fmt
-        w2 = random_experts(generator, (num_experts, hidden, inner), last, device, dtype)
+        w2 = random_experts(generator, (num_experts, hidden, inner), fmt, device, dtype)
         if layout == "transposed":  # as weights stored [.., in, out] come
             x, topk_ids, weights = (one.t().contiguous().t() for one in (x, topk_ids, weights))
             w13, w2 = (_swapped(one) for one in (w13, w2))

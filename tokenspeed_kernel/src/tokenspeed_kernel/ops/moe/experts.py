@@ -109,6 +109,8 @@ def check_weights(
             got=f"w13 {list(first)} and w2 {list(second)}",
             fix="stack the experts; weights stored as [.., in, out] need .transpose(1, 2)",
         )
+    if 0 in second:
+        raise ShapeError(op, expected="experts, hidden_size and intermediate_size of at least 1", got=f"w2 {list(second)}")
     for name, bias, wanted in (("w13_bias", w13_bias, first[:2]), ("w2_bias", w2_bias, second[:2])):
         if bias is not None and bias.shape != wanted:
             raise ShapeError(op, expected=f"{name} {list(wanted)}", got=f"{list(bias.shape)}")

@@ -73,8 +73,7 @@ class MoePlan:
         config: the layer.
         device: where it runs.
         x_dtype: dtype of the activations.
-        w13_format: format of the first product's weights.
-        w2_format: format of the second product's weights.
+        weight_format: format of the weights of both products.
         bias_dtype: dtype of the biases; None without any.
         kernel: name of the chosen kernel.
         solution: its solution.
@@ -85,8 +84,7 @@ class MoePlan:
     config: MoeConfig
     device: torch.device
     x_dtype: torch.dtype
-    w13_format: Format
-    w2_format: Format
+    weight_format: Format
     bias_dtype: torch.dtype | None
     kernel: str
     solution: str
@@ -102,7 +100,7 @@ class MoePlan:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"MoePlan({self.kernel}, x={Format.of(self.x_dtype)}, w13={self.w13_format}, w2={self.w2_format}, {self.device})"
+        return f"MoePlan({self.kernel}, x={Format.of(self.x_dtype)}, weights={self.weight_format}, {self.device})"
 
 
 def plan(
@@ -111,7 +109,6 @@ def plan(
     *,
     x_format: str | torch.dtype,
     weight_format: str | Format | torch.dtype,
-    w2_format: str | Format | torch.dtype | None = None,
     bias_format: str | torch.dtype | None = None,
     solution: str | None = None,
 ) -> MoePlan:
@@ -123,8 +120,7 @@ def plan(
         config: the layer.
         device: where it will run.
         x_format: fp32, bf16 or fp16: dtype of the activations and of the result.
-        weight_format: format of the weights: that of x, or a scaled one such as `mxfp4@block_32`.
-        w2_format: format of the second product's weights, where it is another.
+        weight_format: format of both weights: that of x, or a scaled one such as `mxfp4@block_32`.
         bias_format: of the biases; x's where left out.
         solution: solution or kernel to insist on; chosen by the registry where left out.
     Returns:
@@ -136,12 +132,11 @@ def plan(
     if bias_format is not None and not config.biased:
         raise ShapeError(_NAME, expected="no bias_format for experts without biases", got=f"{bias_format}")
     where = _with_index(torch.device(device))
-    x, w13 = _format(x_format), _format(weight_format)
-    w2 = w13 if w2_format is None else _format(w2_format)
+    x, weight = _format(x_format), _format(weight_format)
     bias = None
     if config.biased:
         bias = x if bias_format is None else _format(bias_format)
-    operands = {"x": x, "w13": w13, "w2": w2, "w13_bias": bias, "w2_bias": bias, "addend": x}
+    operands = {"x": x, "w13": weight, "w2": weight, "w13_bias": bias, "w2_bias": bias, "addend": x}
     signature = Signature.of(**{name: value for name, value in operands.items() if value is not None})
     values = expert_traits(
         config.activation, config.biased, config.local_experts, config.top_k, config.hidden_size, config.intermediate_size
@@ -154,7 +149,7 @@ def plan(
     assert any(one.spec is spec and one.verdict is Verdict.ELIGIBLE for one in candidates)
     kernel = load_kernel(spec, FUSED_EXPERTS)
     dtype = None if bias is None else bias.storage
-    return MoePlan(config, where, x.storage, w13, w2, dtype, spec.name, spec.solution, candidates, kernel)
+    return MoePlan(config, where, x.storage, weight, dtype, spec.name, spec.solution, candidates, kernel)
 
 
 def _format(value: str | Format | torch.dtype) -> Format:

@@ -90,8 +90,8 @@ def process_weights(
     _check_plan(_NAME, plan)
     if order not in _ORDERS:
         raise ShapeError(_NAME, expected=f"order in {{{', '.join(_ORDERS)}}}", got=repr(order))
-    for name, stack, wanted in (("w13", w13, plan.w13_format), ("w2", w2, plan.w2_format)):
-        _check_format(_NAME, name, stack, wanted, plan.device)
+    for name, stack in (("w13", w13), ("w2", w2)):
+        _check_format(_NAME, name, stack, plan.weight_format, plan.device)
     config = plan.config
     sizes = check_weights(_NAME, w13, w2, w13_bias, w2_bias)
     expected = (config.local_experts, config.hidden_size, config.intermediate_size)

@@ -73,8 +73,8 @@ def many_tiles(
     else:
         tiles = Tiles(128, 128 // matrices, 64, 8, 3)
     if quantized and tiles.tokens == 16:
-        # Decoded values take registers; the loads are small.
-        tiles = tiles._replace(depth=min(128, max(scale_cols, 64)) if scale_cols else 128, num_stages=3)
+        # A scale that holds for a whole step is applied to the sum. Finer ones are applied to values, whatever the depth.
+        tiles = tiles._replace(depth=64 if scale_cols == 64 else 128)
     if amd:
         tiles = tiles._replace(num_stages=2)
     limit = _AMD_SHARED_BYTES if amd else _SHARED_BYTES

@@ -127,11 +127,12 @@ def _scan_chunks_kernel(
             rounded = state.to(dtype)
             corrections = values.to(tl.float32) - tl.dot(keys, rounded, input_precision="ieee")
             from_state = tl.dot(q, rounded, input_precision="ieee") * tl.exp(tl.cumsum(g, 0))[:, None]
-            corrections = corrections.to(dtype)
-            result = (from_state + tl.dot(scores, corrections, input_precision="ieee")) * scale
+            result = (from_state + tl.dot(scores, corrections.to(dtype), input_precision="ieee")) * scale
             tl.store(out_ptr + rows[:, None] * out_row + head * out_head + columns[None, :], result.to(dtype), mask=block)
-            faded = (k.to(tl.float32) * tl.exp(until_end)[:, None]).to(dtype)
-            state = state * tl.exp(tl.sum(g, 0)) + tl.dot(tl.trans(faded), corrections, input_precision="ieee")
+            # The factor goes to the side that is not transposed: a product whose transposed operand is computed in half precision
+            # comes out wrong on an H200 with Triton 3.6.
+            faded = (corrections * tl.exp(until_end)[:, None]).to(dtype)
+            state = state * tl.exp(tl.sum(g, 0)) + tl.dot(tl.trans(k), faded, input_precision="ieee")
         tl.store(at, state, mask=in_state)
 
 

@@ -105,6 +105,8 @@ def indexer_inputs(
         q, k = _inner(q), _inner(k)
         weights = weights.t().contiguous().t()
         scale = torch.stack((scale, scale), -1)[..., 0]
+        offsets = torch.stack((offsets, offsets), -1)[:, 0]
+        lengths = {name: torch.stack((one, one), -1)[..., 0] for name, one in lengths.items()}
     return {
         "q": q,
         "weights": weights,

@@ -93,7 +93,7 @@ def _case(choice: _Choice, *, bench: bool = False) -> Case:
                 table[table == page] = (-1, -7, -(2**31), 2**31 - 1)[page % 4]
             offsets = torch.tensor([0, *choice.query_lens]).cumsum(0).to(torch.int32)
             if choice.strided:
-                table = torch.cat((table, table), 1)[:, :columns]
+                table, offsets = torch.stack((table, table), 2)[..., 0], torch.stack((offsets, offsets), 1)[:, 0]
             inputs |= {"page_table": table.to(device), "cu_seqlens_q": offsets.to(device), "page_size": choice.page_size}
         return inputs
 

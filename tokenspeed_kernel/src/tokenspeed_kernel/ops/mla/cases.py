@@ -218,19 +218,21 @@ def _paged_inputs(
     if batch.heavy:
         q[..., 0] = 4.0  # every head looks for the heavy key
     q, cache, table = q.to(device, dtype), cache.to(device, dtype), table.to(device)
+    seq_lens = torch.tensor(batch.seq_lens, dtype=torch.int32, device=device)
     if batch.strided:
         wide = torch.full((*shape, batch.num_heads + 3, width + 5), math.nan, device=device, dtype=dtype)
         wide[..., 1:-2, :width] = q
         pool = torch.full((len(cache), 2, batch.page_size, width + 3), math.nan, device=device, dtype=dtype)
         pool[:, 1, :, 2:-1] = cache
-        columns = torch.full((len(table), table.shape[1] + 2), -7, device=device, dtype=torch.int32)
-        columns[:, : table.shape[1]] = table
-        q, cache, table = wide[..., 1:-2, :width], pool[:, 1, :, 2:-1], columns[:, : table.shape[1]]
+        columns = torch.full((len(table), table.shape[1], 2), -7, device=device, dtype=torch.int32)
+        columns[..., 0] = table
+        q, cache, table = wide[..., 1:-2, :width], pool[:, 1, :, 2:-1], columns[..., 0]
+        seq_lens = torch.stack((seq_lens, torch.zeros_like(seq_lens)), 1)[:, 0]
     return {
         "q": q,
         "kv_cache": cache,
         "page_table": table,
-        "seq_lens": torch.tensor(batch.seq_lens, dtype=torch.int32, device=device),
+        "seq_lens": seq_lens,
         "max_seqlen_k": max([*batch.seq_lens, 0]),
         "softmax_scale": width**-0.5,
         "latent_dim": batch.latent_dim,

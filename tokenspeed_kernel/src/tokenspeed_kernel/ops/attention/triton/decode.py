@@ -15,7 +15,7 @@ import triton.language as tl
 
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
 from tokenspeed_kernel.ops.attention.triton.tile import attend_keys, finish_rows
-from tokenspeed_kernel.ops.attention.triton.tuning import decode_config, num_splits
+from tokenspeed_kernel.ops.attention.triton.tuning import decode_config, num_splits, unit_columns
 
 __all__ = ["mha_decode"]
 
@@ -129,6 +129,7 @@ def mha_decode(
     lse = torch.empty((num_reqs, num_heads), dtype=torch.float32, device=q.device) if return_lse else q
     if num_reqs == 0:
         return (out, lse) if return_lse else out
+    page_table, seq_lens = unit_columns(page_table), seq_lens.contiguous()
     config = decode_config(q.dtype, head_dim, group, max_seqlen_k, page_size, amd=torch.version.hip is not None)
     blocks = num_kv_heads * triton.cdiv(group, config.block_m)
     longest = max_seqlen_k if sliding_window is None else min(max_seqlen_k, sliding_window)

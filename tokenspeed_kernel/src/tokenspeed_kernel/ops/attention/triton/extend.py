@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
 from tokenspeed_kernel.ops.attention.triton.tile import attend_keys, finish_rows
-from tokenspeed_kernel.ops.attention.triton.tuning import extend_config
+from tokenspeed_kernel.ops.attention.triton.tuning import extend_config, unit_columns
 
 __all__ = ["mha_extend", "mha_prefill"]
 
@@ -199,6 +199,8 @@ def _launch(
     lse = torch.empty((num_tokens, num_heads), dtype=torch.float32, device=q.device) if return_lse else q
     if num_tokens > 0 and num_reqs > 0:
         amd = torch.version.hip is not None
+        cu_seqlens_q, lengths = cu_seqlens_q.contiguous(), lengths.contiguous()
+        page_table = None if page_table is None else unit_columns(page_table)
         config = extend_config(q.dtype, head_dim, max_seqlen_q * group, max_seqlen_k, page_size, amd=amd)
         tiles = num_tokens * group // config.block_m + num_reqs
         _extend_kernel[(tiles, num_kv_heads)](

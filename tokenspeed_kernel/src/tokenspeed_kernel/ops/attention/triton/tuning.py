@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["TileConfig", "decode_config", "extend_config", "num_splits"]
+__all__ = ["TileConfig", "decode_config", "extend_config", "num_splits", "unit_columns"]
 
 _MIN_DOT = 16
 """Least rows, columns and depth of a matrix product in Triton."""
@@ -72,6 +72,11 @@ def num_splits(programs: int, max_seqlen_k: int, config: TileConfig, num_process
     wanted = max(1, 2 * num_processors // max(1, programs))
     most = max(1, -(-max_seqlen_k // (4 * config.block_n)))
     return min(wanted, most, 128, _MERGED_ELEMENTS // config.block_d)
+
+
+def unit_columns(table: torch.Tensor) -> torch.Tensor:
+    """The table itself, or a copy where the entries of a row do not lie side by side, as the kernels read them."""
+    return table if table.stride(1) == 1 else table.contiguous()
 
 
 def _power(value: int, low: int, high: int) -> int:

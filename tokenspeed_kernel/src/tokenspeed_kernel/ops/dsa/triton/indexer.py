@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel.ops.attention.triton.tuning import unit_columns
 from tokenspeed_kernel.ops.mla.triton.tuning import power_of_two
 
 __all__ = ["indexer_config", "indexer_scores", "indexer_scores_ragged"]
@@ -158,6 +159,7 @@ def _launch(
         out = torch.empty((num_tokens, max_seqlen_k), dtype=torch.float32, device=q.device)
     if num_tokens == 0 or max_seqlen_k == 0 or num_reqs == 0:
         return out
+    page_table = None if page_table is None else unit_columns(page_table)
     dtype = q.dtype
     if dtype is torch.float8_e4m3fn:
         # Exact in bf16, whose products every device has. (The interpreter's bf16 products are wrong: float32 there.)
@@ -170,7 +172,7 @@ def _launch(
         scale_strides = k_scale.stride() if k_scale.dim() == 2 else (0, k_scale.stride(0))
     _indexer_kernel[(triton.cdiv(max_seqlen_k, config["BLOCK_N"]), blocks)](
         q, weights, k, weights if k_scale is None else k_scale, out, weights if page_table is None else page_table,
-        cu_seqlens_q, lengths, num_reqs, k.shape[0] if page_table is not None else 0,
+        cu_seqlens_q.contiguous(), lengths.contiguous(), num_reqs, k.shape[0] if page_table is not None else 0,
         0 if page_table is None else page_table.shape[1], max_seqlen_k,
         *q.stride()[:2], *weights.stride(), *k_strides, *scale_strides, out.stride(0),
         0 if page_table is None else page_table.stride(0),

@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel.ops.attention.triton.tuning import unit_columns
+
 __all__ = ["topk_slots"]
 
 _BLOCK = 2048
@@ -103,11 +105,12 @@ def topk_slots(
         out = torch.empty((num_tokens, k), dtype=torch.int32, device=scores.device)
     if num_tokens > 0:
         block = min(_INTERPRETED_BLOCK if scores.device.type == "cpu" else _BLOCK, triton.next_power_of_2(max(num_keys, 256)))
-        paged = page_table is not None and cu_seqlens_q is not None
+        # A tensor that is not used still needs an address.
+        table, offsets, num_reqs = out, out, 0
+        if page_table is not None and cu_seqlens_q is not None:
+            table, offsets, num_reqs = unit_columns(page_table), cu_seqlens_q.contiguous(), page_table.shape[0]
         _topk_kernel[(num_tokens,)](
-            scores, out, page_table if paged else out, cu_seqlens_q if paged else out,
-            page_table.shape[0] if page_table is not None else 0, num_keys, k, page_size,
-            scores.stride(0), out.stride(0), page_table.stride(0) if page_table is not None else 0,
-            PAGED=paged, BLOCK=block, num_warps=8 if block >= _BLOCK else 4,
+            scores, out, table, offsets, num_reqs, num_keys, k, page_size, scores.stride(0), out.stride(0), table.stride(0),
+            PAGED=page_table is not None, BLOCK=block, num_warps=8 if block >= _BLOCK else 4,
         )  # fmt: skip
     return out

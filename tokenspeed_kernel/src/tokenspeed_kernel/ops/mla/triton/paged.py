@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
+from tokenspeed_kernel.ops.attention.triton.tuning import unit_columns
 from tokenspeed_kernel.ops.mla.triton.merge import merge_parts
 from tokenspeed_kernel.ops.mla.triton.tile import add_keys, add_keys_by_slices, finish_rows
 from tokenspeed_kernel.ops.mla.triton.tuning import device_facts, latent_config, num_splits
@@ -191,6 +192,8 @@ def _launch(
     latent_dim = out.shape[-1]
     num_pages, page_size, _ = kv_cache.shape
     num_reqs = seq_lens.shape[0]
+    page_table, seq_lens = unit_columns(page_table), seq_lens.contiguous()
+    cu_seqlens_q = None if cu_seqlens_q is None else cu_seqlens_q.contiguous()
     facts = device_facts(q.device)
     rows = max_seqlen_q * num_heads
     config = latent_config(q.dtype, latent_dim, width - latent_dim, rows, max_seqlen_k, page_size, facts)

@@ -147,7 +147,7 @@ def mla_prefill(
         config = prefill_config(q.dtype, head_dim, value_dim, max_seqlen_q * group, max_seqlen_k, device_facts(q.device))
         tiles = num_tokens * group // config.block_m + num_reqs
         _prefill_kernel[(tiles, num_kv_heads, triton.cdiv(value_dim, config.block_v))](
-            q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, num_reqs,
+            q, k, v, out, lse, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), num_reqs,
             float(head_dim**-0.5 if softmax_scale is None else softmax_scale),
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2], num_heads,
             GROUP=group, HEAD_DIM=head_dim, VALUE_DIM=value_dim, BLOCK_D=config.block_d, BLOCK_E=config.block_e,

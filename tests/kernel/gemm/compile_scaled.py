@@ -21,6 +21,7 @@ from tokenspeed_kernel.ops.gemm.triton.grouped import _batched_kernel, _contiguo
 from tokenspeed_kernel.ops.gemm.triton.mm_scaled import _mm_scaled_kernel
 from tokenspeed_kernel.ops.gemm.triton.product import choose_tiles, product_constants
 from tokenspeed_kernel.ops.quantization.triton.dequantize import _dequantize_kernel
+from tokenspeed_kernel.ops.quantization.triton.quantize import _blocks_kernel, _largest_kernel, _matrix_scale_kernel, _row_kernel
 from tokenspeed_kernel.ops.quantization.triton.tile import Operand, operand
 from tokenspeed_kernel.quantized import data_shape, scale_shape
 
@@ -110,6 +111,50 @@ def launches(target: str, pairs: tuple[tuple[str, str], ...], rows: tuple[int, .
                 yield label, kernel, {"constants": constants, "pointers": pointers, "options": options}
 
 
+def quantization_launches(*, few: bool) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """As `launches`, for `dequantize` and `quantize`."""
+    options = {"num_warps": 4, "num_stages": 3}
+    for text in ("nvfp4@block_16",) if few else ("nvfp4@block_16", "gguf_q6_k@inline", "fp8_e4m3@block_128x128"):
+        parts = operand(empty(text, 64, 4096))
+        kind, how, block_rows, block_cols, has_global = parts.constants
+        constants = {
+            "KIND": kind, "SCALE": how, "BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "GLOBAL": has_global,
+            "ROWS": 4, "DEPTH": 256,
+        }  # fmt: skip
+        names = ("data_ptr", "scale_ptr", "zero_ptr", "global_ptr")
+        pointers = {name: NAMES[tensor.dtype] for name, tensor in zip(names, parts.tensors, strict=True)}
+        yield f"dequantize {text}", _dequantize_kernel, {"constants": constants, "pointers": pointers, "options": options}
+    kinds = (
+        ("e4m3", "float", 448.0, 1, 128, "fp32", False), ("e5m2", "float", 57344.0, 128, 128, "fp32", False),
+        ("e4m3", "e8m0", 448.0, 1, 32, "u8", False), ("e2m1", "e8m0", 6.0, 1, 32, "u8", False),
+        ("e2m1", "e4m3", 6.0, 1, 16, "u8", True),
+        ("twos", "whole", 0.0, 1, 32, "bf16", False), ("int4", "whole", 0.0, 1, 128, "fp16", False),
+        ("uint4", "whole", 0.0, 1, 128, "bf16", False),
+    )  # fmt: skip
+    for kind, how, largest, block_rows, block_cols, kept, has_global in kinds[-4:] if few else kinds:
+        square = block_rows > 1
+        constants = {
+            "KIND": kind, "SCALE": how, "LARGEST": largest, "BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "GIVEN": False,
+            "GLOBAL": has_global, "ROWS": 128 if square else 4, "COLUMNS": 128 if square else 256,
+        }  # fmt: skip
+        pointers = {"x_ptr": "bf16", "data_ptr": "u8", "scale_ptr": kept, "zero_ptr": "u8", "global_ptr": "fp32"}
+        arguments = {"constants": constants, "pointers": pointers, "options": {"num_warps": 8 if square else 4, "num_stages": 3}}
+        yield f"quantize {kind} {how} {block_cols}", _blocks_kernel, arguments
+    given = {
+        "KIND": "e4m3", "SCALE": "float", "LARGEST": 448.0, "BLOCK_ROWS": 0, "BLOCK_COLS": 0, "GIVEN": True, "GLOBAL": False,
+        "ROWS": 4, "COLUMNS": 256,
+    }  # fmt: skip
+    pointers = {"x_ptr": "bf16", "data_ptr": "u8", "scale_ptr": "fp32", "zero_ptr": "u8", "global_ptr": "fp32"}
+    yield "quantize given", _blocks_kernel, {"constants": given, "pointers": pointers, "options": options}
+    for kind, largest in (("e4m3", 448.0), ("uint4", 0.0)):
+        constants = {"KIND": kind, "LARGEST": largest, "COLUMNS": 1024}
+        yield f"quantize rows {kind}", _row_kernel, {"constants": constants, "pointers": pointers, "options": options}
+    whole = {"constants": {"ROWS": 8, "COLUMNS": 256}, "pointers": {"x_ptr": "bf16", "out_ptr": "i32"}, "options": options}
+    yield "largest", _largest_kernel, whole
+    scales = {"constants": {"BLOCK": 8}, "pointers": {"bits_ptr": "i32", "scale_ptr": "fp32"}, "options": options}
+    yield "matrix scale", _matrix_scale_kernel, scales
+
+
 def compile_kernel(function: Any, target: str, constants: dict[str, Any], pointers: dict[str, str], options: dict[str, int]) -> Any:
     """Compile as a launch on contiguous tensors would: pointers and row strides are multiples of 16, column strides 1."""
     pointers = {"counts_ptr": "i32", "owners_ptr": "i32", "bias_ptr": "bf16", "out_ptr": "bf16", **pointers}
@@ -120,7 +165,7 @@ def compile_kernel(function: Any, target: str, constants: dict[str, Any], pointe
         if name in constants:
             signature[name], constexprs[(place,)] = "constexpr", constants[name]
             continue
-        signature[name] = f"*{pointers[name]}" if name.endswith("_ptr") else "i32"
+        signature[name] = f"*{pointers[name]}" if name.endswith("_ptr") else "fp32" if name == "divisor" else "i32"
         if name.endswith("_ptr") or name in ("x_row", "w_row", "out_row", "x_matrix", "w_matrix", "in_features", "out_features"):
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=function, signature=signature, constexprs=constexprs, attrs=attributes)
@@ -147,17 +192,8 @@ def main() -> None:
     pairs, rows = (PAIRS, (1, 64, 512)) if extent == "all" else (few, (1, 512))
     for name, function, arguments in launches(target, pairs, rows):
         result[name] = facts(compile_kernel(function, target, **arguments), target)
-    for text in ("nvfp4@block_16", "gguf_q6_k@inline", "fp8_e4m3@block_128x128") if extent == "all" else ("nvfp4@block_16",):
-        parts = operand(empty(text, 64, 4096))
-        kind, how, block_rows, block_cols, has_global = parts.constants
-        constants = {
-            "KIND": kind, "SCALE": how, "BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "GLOBAL": has_global,
-            "ROWS": 4, "DEPTH": 256,
-        }  # fmt: skip
-        names = ("data_ptr", "scale_ptr", "zero_ptr", "global_ptr")
-        pointers = {name: NAMES[tensor.dtype] for name, tensor in zip(names, parts.tensors, strict=True)}
-        arguments = {"constants": constants, "pointers": pointers, "options": {"num_warps": 4, "num_stages": 3}}
-        result[f"dequantize {text}"] = facts(compile_kernel(_dequantize_kernel, target, **arguments), target)
+    for name, function, arguments in quantization_launches(few=extent != "all"):
+        result[name] = facts(compile_kernel(function, target, **arguments), target)
     print(json.dumps(result))
 
 

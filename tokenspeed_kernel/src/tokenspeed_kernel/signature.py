@@ -56,10 +56,10 @@ _DTYPES = _PLAIN | _SCALED
 _SHORT = {dtype: name for name, dtype in [*_PLAIN.items(), *list(_SCALED.items())[:4]]}
 SCALE_LAYOUTS = (
     "none", "tensor", "channel", "token", "block_1x128", "block_128x128", "block_16", "block_32", "group_32", "group_64",
-    "group_128", "inline",
+    "group_128", "inline", "head",
 )  # fmt: skip
-"""Scale layouts: one scale a tensor, an output channel, a token, or a block or group of that many elements; `inline`: the
-scales lie between the values, in the blocks of the file format."""
+"""Scale layouts: one scale a tensor, an output channel, a token, a head, or a block or group of that many elements; `inline`:
+the scales lie between the values, in the blocks of the file format."""
 GGUF_BLOCKS = {
     "gguf_q4_0": (32, 18),
     "gguf_q4_1": (32, 20),
@@ -68,7 +68,7 @@ GGUF_BLOCKS = {
     "gguf_q6_k": (256, 210),
 }
 """Elements and bytes of one block of each GGUF format."""
-_FP8_LAYOUTS = ("none", "tensor", "channel", "token", "block_1x128", "block_128x128")
+_FP8_LAYOUTS = ("none", "tensor", "channel", "token", "head", "block_1x128", "block_128x128")
 _GROUPS = ("group_32", "group_64", "group_128", "channel")
 # Where only some layouts exist; the others are misspellings, and would never find a kernel.
 _LAYOUTS: dict[str, tuple[str, ...]] = {
@@ -137,8 +137,9 @@ class Format:
 
     @classmethod
     def scaled(cls) -> tuple[Format, ...]:
-        """Return every format whose values mean nothing without scales: all that a `QuantizedTensor` can have."""
-        pairs = ((name, layout) for name, layouts in _LAYOUTS.items() for layout in layouts if layout != "none")
+        """Return every format whose values mean nothing without scales: all that a `QuantizedTensor` can have. Scales of a head are
+        those of a cache, which is none."""
+        pairs = ((name, layout) for name, layouts in _LAYOUTS.items() for layout in layouts if layout not in ("none", "head"))
         return tuple(cls.parse(f"{name}@{layout}") for name, layout in pairs)
 
     @property
@@ -146,7 +147,7 @@ class Format:
         """Rows and columns that share a scale; 0 stands for all of them, (0, 0) where there is no scale."""
         if self.logical in GGUF_BLOCKS:
             return 1, GGUF_BLOCKS[self.logical][0]
-        fixed = {"none": (0, 0), "tensor": (0, 0), "channel": (1, 0), "token": (1, 0), "block_128x128": (128, 128)}
+        fixed = {"none": (0, 0), "head": (0, 0), "tensor": (0, 0), "channel": (1, 0), "token": (1, 0), "block_128x128": (128, 128)}
         return fixed[self.scale] if self.scale in fixed else (1, int(re.split("[_x]", self.scale)[-1]))
 
     def __hash__(self) -> int:

@@ -16,8 +16,10 @@ from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.gemm.contract import PACK_WEIGHT
 from tokenspeed_kernel.ops.operands import check_operands, tensor_error
 from tokenspeed_kernel.quantized import QuantizedTensor
+from tokenspeed_kernel.signature import Format
+from tokenspeed_kernel.spec import KernelSpec
 
-__all__ = ["PackedWeight", "pack_weight"]
+__all__ = ["PackedWeight", "pack_weight", "packing_kernel"]
 
 _pack_weight = BoundOp(PACK_WEIGHT)
 
@@ -113,3 +115,21 @@ def pack_weight(
         return packed
     packed = _pack_weight.kernel(weight.device, (weight.dtype,), (round_activations,), solution)(weight.detach())
     return packed
+
+
+def packing_kernel(
+    weight_format: torch.dtype | Format, device: torch.device, *, round_activations: bool = False, solution: str | None = None
+) -> KernelSpec:
+    """Return what is known of the kernel that `pack_weight` would choose: its name, its band, how it was verified.
+
+    An engine asks before it loads, to decide whether weights of a format are worth keeping in it.
+
+    Args:
+        weight_format: dtype of the weight, or format of a `QuantizedTensor`.
+        device: where the weight will be.
+        round_activations: as in `pack_weight`.
+        solution: as in `pack_weight`.
+    Raises:
+        NoKernelError: nothing qualifies.
+    """
+    return _pack_weight.choose(device, (weight_format,), (round_activations,), solution)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tokenspeed_kernel.case import Case, Tolerance
-from tokenspeed_kernel.ops.quantization.contract import DEQUANTIZE
+from tokenspeed_kernel.ops.quantization.contract import DEQUANTIZE, QUANTIZE, QUANTIZE_FORMATS
 from tokenspeed_kernel.quantized import QuantizedTensor, data_shape, scale_shape
 from tokenspeed_kernel.signature import GGUF_BLOCKS, Format
 
@@ -91,14 +91,59 @@ def _dequantize(fmt: Format, *shape: int, layout: str = "contiguous") -> _Build:
     return build
 
 
+def _quantize(
+    fmt: Format, *shape: int, values: str = "normal", layout: str = "contiguous", static: bool = False
+) -> _Build:
+    def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+        x = torch.randn(shape, generator=generator)
+        if values == "adversarial":
+            # Of all sizes, rows and blocks of zeros, ties, and what is not finite.
+            x = x * torch.exp2(torch.randint(-40, 15, shape, generator=generator).float())
+            x[..., 1, :] = 0.0
+            x[..., :, 32:64] = 0.0
+            x[..., 0, :32] = torch.arange(32) / 4.0 - 4.0
+            x[..., 2, 64], x[..., 2, 65], x[..., 3, 70] = float("inf"), -float("inf"), float("nan")
+        x = x.to(device, dtype)
+        if layout == "transposed":
+            x = x.transpose(-1, -2).contiguous().transpose(-1, -2)
+        if layout == "sliced":
+            x = torch.repeat_interleave(x, 2, dim=-1)[..., ::2]
+        inputs: dict[str, Any] = {"x": x, "format": fmt}
+        if static and fmt.logical == "nvfp4":
+            return {**inputs, "global_scale": (torch.rand(shape[:-2], generator=generator) / 100 + 1e-3).to(device)}
+        scales = scale_shape(fmt, shape)
+        if static and scales is not None:
+            return {**inputs, "scale": (torch.rand(scales, generator=generator) / 100 + 1e-3).to(device)}
+        return inputs
+
+    return build
+
+
+_TARGETS = tuple(dict.fromkeys(fmt for fmt in (signature.get("out") for signature in QUANTIZE_FORMATS) if fmt is not None))
+_STATIC = tuple(fmt for fmt in _TARGETS if fmt.logical in ("fp8_e4m3", "fp8_e5m2", "nvfp4"))
+_ODD = "fp8_e4m3@block_1x128", "fp8_e5m2@block_128x128", "fp8_e4m3@tensor"
+_LONG = "fp8_e4m3@token", "int4@channel", "uint4@channel"
+
 CASES = (
     *(Case(DEQUANTIZE.name, f"{fmt} odd 3x512", _dequantize(fmt, 3, 512), tolerance=_EXACT) for fmt in _FORMATS),
     *(
-        Case(DEQUANTIZE.name, f"{fmt} transposed 131x256", _dequantize(fmt, 131, 256, layout="transposed"), tolerance=_EXACT)
+        Case(DEQUANTIZE.name, f"{fmt} transposed {rows}x256", _dequantize(fmt, rows, 256, layout="transposed"), tolerance=_EXACT)
         for fmt in _FORMATS
+        for rows in (131 if fmt.scale == "block_128x128" else 7,)
     ),
     *(Case(DEQUANTIZE.name, f"{fmt} stack 2x5x256", _dequantize(fmt, 2, 5, 256), tolerance=_EXACT) for fmt in _FORMATS),
     *(Case(DEQUANTIZE.name, f"{fmt} empty 0x256", _dequantize(fmt, 0, 256), tolerance=_EXACT) for fmt in _FORMATS[:1]),
     *(Case(DEQUANTIZE.name, f"{fmt} 4096x4096", _dequantize(fmt, 4096, 4096), tolerance=_EXACT, bench=True) for fmt in _FORMATS),
+    *(Case(QUANTIZE.name, f"{fmt} odd 5x256", _quantize(fmt, 5, 256)) for fmt in _TARGETS),
+    *(Case(QUANTIZE.name, f"{fmt} adversarial 6x384", _quantize(fmt, 6, 384, values="adversarial")) for fmt in _TARGETS),
+    *(Case(QUANTIZE.name, f"{fmt} transposed 7x256", _quantize(fmt, 7, 256, layout="transposed")) for fmt in _TARGETS),
+    *(Case(QUANTIZE.name, f"{fmt} sliced stack 2x3x128", _quantize(fmt, 2, 3, 128, layout="sliced")) for fmt in _TARGETS),
+    *(Case(QUANTIZE.name, f"{fmt} given scales 5x256", _quantize(fmt, 5, 256, static=True)) for fmt in _STATIC),
+    *(Case(QUANTIZE.name, f"{fmt} given scales 2x3x128", _quantize(fmt, 2, 3, 128, static=True)) for fmt in _STATIC),
+    *(Case(QUANTIZE.name, f"{fmt} 130x200", _quantize(Format.parse(fmt), 130, 200)) for fmt in _ODD),
+    *(Case(QUANTIZE.name, f"{fmt} long rows 2x2560", _quantize(Format.parse(fmt), 2, 2560)) for fmt in _LONG),
+    *(Case(QUANTIZE.name, f"{fmt} empty 0x256", _quantize(fmt, 0, 256)) for fmt in _TARGETS),
+    *(Case(QUANTIZE.name, f"{fmt} no columns 3x0", _quantize(fmt, 3, 0)) for fmt in _TARGETS),
+    *(Case(QUANTIZE.name, f"{fmt} 4096x4096", _quantize(fmt, 4096, 4096), bench=True) for fmt in _TARGETS),
 )
 """Every kernel of the family meets these."""

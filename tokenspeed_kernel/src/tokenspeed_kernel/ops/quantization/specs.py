@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernel.ops.quantization.contract import DEQUANTIZE
+from tokenspeed_kernel.ops.quantization.contract import DEQUANTIZE, QUANTIZE
 from tokenspeed_kernel.spec import ANYWHERE, Band, KernelSpec
 
 __all__ = ["SPECS"]
@@ -16,5 +16,5 @@ SPECS = tuple(
         implementation=f"tokenspeed_kernel.ops.quantization.reference:{function}",
         capability=ANYWHERE,
     )
-    for contract, function in ((DEQUANTIZE, "dequantize"),)
+    for contract, function in ((DEQUANTIZE, "dequantize"), (QUANTIZE, "quantize"))
 )

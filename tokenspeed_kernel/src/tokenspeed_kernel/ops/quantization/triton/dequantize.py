@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernel.ops.quantization.triton.tile import load_tile, operand
+from tokenspeed_kernel.ops.quantization.triton.tile import load_tile, operand, rounded_to
 from tokenspeed_kernel.quantized import QuantizedTensor
 
 __all__ = ["dequantize"]
@@ -34,7 +34,7 @@ def _dequantize_kernel(
     columns = (start + tl.arange(0, DEPTH)).to(tl.int64)
     mask = row_mask[:, None] & (columns < num_columns)[None, :]
     target = out_ptr + matrix * out_matrix + rows[:, None] * out_row + columns[None, :] * out_col
-    tl.store(target, values.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(target, rounded_to(values, out_ptr.dtype.element_ty).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def dequantize(

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernel.ops.quantization.contract import DEQUANTIZE, DEQUANTIZE_FORMATS
+from tokenspeed_kernel.ops.quantization.contract import DEQUANTIZE, DEQUANTIZE_FORMATS, QUANTIZE, QUANTIZE_FORMATS
 from tokenspeed_kernel.spec import TRITON_PORTABLE, Band, KernelSpec, Verified, VerifiedBy
 
 __all__ = ["SPECS"]
 
-SPECS = (
+SPECS = tuple(
     KernelSpec(
-        op=DEQUANTIZE.name,
-        name="triton_dequantize",
+        op=contract.name,
+        name=f"triton_{function}",
         solution="triton",
         band=Band.PORTABLE,
-        implementation="tokenspeed_kernel.ops.quantization.triton.dequantize:dequantize",
+        implementation=f"tokenspeed_kernel.ops.quantization.triton.{function}:{function}",
         capability=TRITON_PORTABLE,
-        formats=DEQUANTIZE_FORMATS,
+        formats=formats,
         requires=("triton",),
         graph_safe=True,
         verified=(Verified(VerifiedBy.INTERPRETER, "x86-64"),),
-    ),
+    )
+    for contract, function, formats in (
+        (DEQUANTIZE, "dequantize", DEQUANTIZE_FORMATS),
+        (QUANTIZE, "quantize", QUANTIZE_FORMATS),
+    )
 )

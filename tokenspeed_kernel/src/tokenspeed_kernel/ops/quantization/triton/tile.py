@@ -15,7 +15,7 @@ import triton.language as tl
 
 from tokenspeed_kernel.quantized import QuantizedTensor
 
-__all__ = ["Operand", "load_tile", "operand"]
+__all__ = ["Operand", "load_tile", "operand", "rounded_to"]
 
 _KINDS = {
     "fp8_e4m3": "e4m3",
@@ -72,6 +72,18 @@ def _strides(tensor: torch.Tensor | None, wanted: int, ndim: int) -> tuple[int, 
     # One scale a matrix: [] or [matrices].
     steps = tensor.stride() if tensor.dim() == ndim else (*tensor.stride(), 0, 0)
     return (0,) * (wanted - len(steps)) + tuple(steps)
+
+
+@triton.jit
+def rounded_to(values, DTYPE: tl.constexpr):
+    """float32 numbers rounded to what DTYPE holds. In integers for bf16: the interpreter would cut the bits off."""
+    if DTYPE == tl.bfloat16:  # noqa: SIM300  # Triton compares its types from the left
+        bits = values.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        values = tl.where(values != values, values, bits.to(tl.float32, bitcast=True))
+    else:
+        values = values.to(DTYPE).to(tl.float32)
+    return values
 
 
 @triton.jit

@@ -14,13 +14,14 @@ MakeWheel = Callable[..., Path]
 # One process for each stage: what the command line says, what the op returns, what is refused.
 LOOK = """
 import contextlib, io, json, sys, warnings, torch
-from tokenspeed_kernel import PluginError, NoKernelError
+from tokenspeed_kernel import PluginError, NoKernelError, dispatch
 from tokenspeed_kernel.cli import main
 from tokenspeed_kernel.ops.norm import rms_norm
 from tokenspeed_kernel.ops.gemm import mm
 
 def command(*arguments):
     out, err = io.StringIO(), io.StringIO()
+    dispatch.reset()  # as a process of its own, which reads the plugins and says what is wrong with them
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(list(arguments))
     return {"status": status, "out": out.getvalue(), "err": err.getvalue()}
@@ -40,6 +41,7 @@ seen = {
     "other": command("explain", "gemm.mm", "--platform", "cpu", "--dtype", "fp32"),
     "list": command("list", "norm.rms_norm"),
 }
+dispatch.reset()
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     seen["result"] = rms_norm(x, weight, eps=1e-5).flatten().tolist()

@@ -66,7 +66,7 @@ def test_explain_solution(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", "gemm.m"], "did you mean gemm.mm?"),
+        (["explain", "gemm.m"], "did you mean gemm.mm"),
         (["explain", "rms_norm"], "did you mean norm.rms_norm"),
         (["explain", "gemm.mm", "--platform", "sm90"], "did you mean sm_90"),
         (["explain", "gemm.mm", "--dtype", "fp8"], "neither an encoding nor a scale layout"),
@@ -123,7 +123,8 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "norm", "--json"]) == 0
     kernels = json.loads(capsys.readouterr().out)["kernels"]
-    assert {one["op"] for one in kernels} == {"norm.rms_norm", "norm.fused_add_rms_norm"}
+    assert {"norm.rms_norm", "norm.fused_add_rms_norm"} <= {one["op"] for one in kernels}
+    assert {one["op"].partition(".")[0] for one in kernels} == {"norm"}
     triton = next(one for one in kernels if one["kernel"] == "triton_rms_norm")
     assert triton["targets"] == ["nvidia>=sm_80", "amd>=gfx90a"]
     assert {"x": "bf16", "weight": "fp32"} in triton["formats"]

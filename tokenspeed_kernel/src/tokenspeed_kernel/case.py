@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Case", "Tolerance"]
+__all__ = ["Case", "Cost", "Tolerance"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,21 @@ class Tolerance:
 
     relative: float
     absolute: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Least work of a call of an op, where it is not every tensor read or written once.
+
+    A family's `costs.py` has `COSTS`, by op; a case's own functions go before it.
+
+    Args:
+        moved_bytes: bytes read and written, from (arguments, result).
+        flops: floating-point operations, from the arguments; None where bandwidth alone is the limit.
+    """
+
+    moved_bytes: Callable[[dict[str, Any], Any], int] | None = None
+    flops: Callable[[dict[str, Any]], int] | None = None
 
 
 _TOLERANCE: Mapping[torch.dtype, Tolerance] = {

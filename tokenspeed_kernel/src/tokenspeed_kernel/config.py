@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from tokenspeed_kernel.errors import ConfigError
 
-__all__ = ["DISABLE", "DISABLE_PLUGINS", "PREFER", "KernelConfig"]
+__all__ = ["DISABLE", "DISABLE_PLUGINS", "PREFER", "TUNING", "KernelConfig"]
 
 DISABLE = "TOKENSPEED_KERNEL_DISABLE"
 DISABLE_PLUGINS = "TOKENSPEED_KERNEL_DISABLE_PLUGINS"
 PREFER = "TOKENSPEED_KERNEL_PREFER"
+TUNING = "TOKENSPEED_KERNEL_TUNING"
 _INTERPRET = "TRITON_INTERPRET"
 
 
@@ -26,12 +27,14 @@ class KernelConfig:
         preferred_plugins: names of plugins, the first choice first, that win where two installed plugins tie
             (TOKENSPEED_KERNEL_PREFER).
         triton_interpreter: Triton interprets its kernels on the CPU (TRITON_INTERPRET=1).
+        tuning: file of measured choices, as `tokenspeed-kernel tune` writes it; empty for none (TOKENSPEED_KERNEL_TUNING).
     """
 
     disabled: frozenset[str] = field(default_factory=frozenset)
     disabled_plugins: frozenset[str] = field(default_factory=frozenset)
     triton_interpreter: bool = False
     preferred_plugins: tuple[str, ...] = ()
+    tuning: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> KernelConfig:
@@ -46,6 +49,7 @@ class KernelConfig:
             disabled_plugins=frozenset(_names(env, DISABLE_PLUGINS)),
             preferred_plugins=_ranked(env, PREFER),
             triton_interpreter=env.get(_INTERPRET, "0").lower() in ("1", "true", "yes", "on", "y"),
+            tuning=env.get(TUNING, "").strip(),
         )
 
 

@@ -14,16 +14,18 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+import torch
 from packaging.specifiers import SpecifierSet
 
 from tokenspeed_kernel.config import KernelConfig
 from tokenspeed_kernel.errors import NoKernelError, PluginError, PluginWarning
-from tokenspeed_kernel.platform import Platform, Vendor
+from tokenspeed_kernel.platform import Platform, Vendor, current_platform, platform_of
 from tokenspeed_kernel.registry import Registry
 from tokenspeed_kernel.signature import Signature
 from tokenspeed_kernel.spec import Band, KernelSpec, Library, OpContract
 from tokenspeed_kernel.ties import effective_constraint
 from tokenspeed_kernel.traits import ANY, AnyValue, TraitValue
+from tokenspeed_kernel.tuning import choice_for
 
 __all__ = [
     "PROBE",
@@ -64,12 +66,16 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One kernel's outcome. `conditions` are limits on traits that the request left open."""
+    """One kernel's outcome.
+
+    `conditions` are limits on traits that the request left open. `tuned` says that a measurement put it before its rank.
+    """
 
     spec: KernelSpec
     verdict: Verdict
     reasons: tuple[Reason, ...] = ()
     conditions: tuple[str, ...] = ()
+    tuned: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,22 +119,52 @@ class Probed(BaseException):
 
 
 def evaluate(registry: Registry, request: Request) -> Iterator[Candidate]:
-    """Yield every kernel of the op with its verdict, in order of rank.
+    """Yield every kernel of the op with its verdict: one that was measured to be the fastest first, then in order of rank.
 
     Raises:
         UnknownOpError: the op does not exist.
+        TuningError: there is a tuning file, and it is of another machine or version.
     """
     contract = registry.contract(request.op)
-    for spec in registry.specs(request.op):
-        reasons = list(_reasons(contract, spec, request))
-        tied = registry.tied(spec.name)
-        if tied is not None:
-            reasons.append(Reason(f"disabled: {tied}", "say which plugin wins with TOKENSPEED_KERNEL_PREFER"))
-        if not reasons:
-            # Importing a library can be slow; it is tried only for a kernel that nothing else rules out.
-            reasons = [reason for library in spec.libraries if (reason := library_problem(library)) is not None]
-        verdict = Verdict.REJECTED if reasons else Verdict.ELIGIBLE
-        yield Candidate(spec, verdict, tuple(reasons), tuple(_conditions(contract, spec, request)))
+    specs = registry.specs(request.op)
+    first = _tuned(specs, request)
+    if first is not None:
+        spec, note = first
+        candidate = _candidate(registry, contract, spec, request)
+        if candidate.verdict is Verdict.ELIGIBLE:
+            yield replace(candidate, tuned=note)
+            specs = tuple(one for one in specs if one is not spec)
+    for spec in specs:
+        yield _candidate(registry, contract, spec, request)
+
+
+def _tuned(specs: Iterable[KernelSpec], request: Request) -> tuple[KernelSpec, str] | None:
+    """The kernel that a tuning file names for the request, and why. Who insists on a solution gets that one."""
+    path, signature = request.config.tuning, request.signature
+    if not path or signature is None or request.solution is not None or not _is_here(request.platform):
+        return None
+    choice = choice_for(path, request.op, str(signature), request.traits, request.platform)
+    if choice is None:
+        return None
+    # A plugin that is gone takes its kernels along; its version is among the table's pins, so that this is an edited file.
+    return next(((spec, choice.note) for spec in specs if spec.name == choice.kernel), None)
+
+
+def _is_here(platform: Platform) -> bool:
+    """Whether it is one of this machine's platforms, and not a pretended one."""
+    return platform == (platform_of(torch.device("cpu")) if platform.vendor is Vendor.CPU else current_platform())
+
+
+def _candidate(registry: Registry, contract: OpContract, spec: KernelSpec, request: Request) -> Candidate:
+    reasons = list(_reasons(contract, spec, request))
+    tied = registry.tied(spec.name)
+    if tied is not None:
+        reasons.append(Reason(f"disabled: {tied}", "say which plugin wins with TOKENSPEED_KERNEL_PREFER"))
+    if not reasons:
+        # Importing a library can be slow; it is tried only for a kernel that nothing else rules out.
+        reasons = [reason for library in spec.libraries if (reason := library_problem(library)) is not None]
+    verdict = Verdict.REJECTED if reasons else Verdict.ELIGIBLE
+    return Candidate(spec, verdict, tuple(reasons), tuple(_conditions(contract, spec, request)))
 
 
 def select(registry: Registry, request: Request) -> KernelSpec:

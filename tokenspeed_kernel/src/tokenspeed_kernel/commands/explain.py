@@ -105,6 +105,8 @@ def _lines(rank: int, candidate: Candidate, chosen: bool) -> Iterable[str]:
     spec = candidate.spec
     verdict = "chosen" if chosen else str(candidate.verdict)
     yield f"  {rank}. {spec.name}: {verdict} ({spec.band.name}, solution {spec.solution}; {verified_text(spec)})"
+    if candidate.tuned:
+        yield f"       {candidate.tuned}"
     yield from (f"       {reason.text}" for reason in candidate.reasons)
     yield from (f"       if {condition}" for condition in candidate.conditions)
 

@@ -66,6 +66,7 @@ def candidate_facts(registry: Registry, candidate: Candidate) -> dict[str, Any]:
         "verdict": str(candidate.verdict),
         "reasons": [reason.text for reason in candidate.reasons],
         "conditions": list(candidate.conditions),
+        "tuned": candidate.tuned,
     }
 
 

@@ -1,4 +1,4 @@
-"""Public op of the kvcache family."""
+"""The cache write; its other ops are in `scaled` and `pages`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.compiler import is_compiling
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.kvcache.contract import WRITE_KV
+from tokenspeed_kernel.ops.kvcache.scaled import write_scaled_kv
 
 _INT64: Final = torch.int64
 _WRITE_KV: Final = BoundOp(WRITE_KV)
@@ -23,11 +24,14 @@ def write_kv(
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     solution: str | None = None,
 ) -> None:
     """Write new tokens' keys and values into their slots of a paged cache, in place.
 
-    Values are rounded to the cache's dtype. No two tokens may have the same slot.
+    Values are rounded to the cache's dtype. No two tokens may have the same slot. With scales the caches are fp8, and the call is
+    one of `write_scaled_kv`.
 
     Args:
         k: [num_tokens, num_kv_heads, head_dim] fp32, fp16, bf16 (fp64 on the CPU), last dimension contiguous.
@@ -35,6 +39,8 @@ def write_kv(
         k_cache: [num_pages, page_size, num_kv_heads, head_dim], any of these dtypes, last dimension contiguous.
         v_cache: as k_cache.
         slot_mapping: [num_tokens] int64, page * page_size + offset; a token whose slot is negative or beyond the cache is ignored.
+        k_scale: only with fp8 caches: [] or [num_kv_heads] fp32, what a stored key is multiplied by to give its value.
+        v_scale: as k_scale, for values.
         solution: solution or kernel to use instead of the best that qualifies.
     Returns:
         None; the caches are written.
@@ -42,6 +48,12 @@ def write_kv(
         ShapeError: shapes, dtypes or strides disagree.  NoKernelError: nothing qualifies.
     Source: paged attention, arXiv:2309.06180, section 4.
     """
+    if k_scale is not None or v_scale is not None:
+        if k_scale is None or v_scale is None:
+            expected, fix = "k_scale and v_scale together", "pass torch.ones([]) for the one that scales nothing"
+            raise ShapeError("kvcache.write_kv", expected=expected, got="one of them", fix=fix)
+        write_scaled_kv(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, solution=solution)
+        return
     if is_compiling():
         _LIBRARY_OP(k, v, k_cache, v_cache, slot_mapping, solution)
         return
@@ -83,6 +95,9 @@ def write_kv(
     )
     kernel = _WRITE_KV_TABLE.get(key)
     if kernel is None:
+        if cache_dtype.itemsize == 1:  # fp8 means nothing without its scale
+            expected, got = "k_scale and v_scale with an fp8 cache", f"a cache of {str(cache_dtype).removeprefix('torch.')} alone"
+            raise ShapeError("kvcache.write_kv", expected=expected, got=got, fix="pass both scales, ones where there are none")
         check_devices("kvcache.write_kv", device, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
         dtypes = (dtype, dtype, cache_dtype, cache_dtype)
         kernel = _WRITE_KV.bind(key, device, dtypes, (head_dim, page_size), solution)

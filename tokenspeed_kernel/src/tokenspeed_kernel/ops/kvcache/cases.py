@@ -1,15 +1,16 @@
-"""Cases of the cache write: shapes, and inputs made from a seed."""
+"""Cases of the cache ops: shapes, and inputs made from a seed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 
 from tokenspeed_kernel.case import Case
-from tokenspeed_kernel.ops.kvcache.contract import WRITE_KV
+from tokenspeed_kernel.ops.kvcache.contract import COPY_PAGES, QUANTIZE_KV, TRANSFER_PAGES, WRITE_KV, WRITE_SCALED_KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,100 @@ def _moved_bytes(made: dict[str, Any], result: Any) -> int:
     return int(2 * k.numel() * (k.element_size() + cache.element_size()) + 8 * len(made["slot_mapping"]))
 
 
+_FP8: Final = torch.float8_e4m3fn
+
+
+def scaled_inputs(
+    shape: Shape, *, by_head: bool = False, adversarial: bool = False, paged: bool = True
+) -> Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]:
+    """Arguments of `write_scaled_kv`, or, not paged, of `quantize_kv`; adversarial: what fp8 cannot hold, ties, NaN."""
+
+    def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+        made = inputs(shape, dtype=dtype, cache_dtype=_FP8, device=str(device), seed=generator.initial_seed())
+        scales = torch.rand((2, shape.num_kv_heads), generator=generator) * 0.03 + 0.01
+        scales = scales if by_head else scales[:, 0]
+        if adversarial:
+            made["k"].copy_(torch.randn(made["k"].shape, generator=generator) * 2.0 ** -8)  # numbers below the least normal one
+            special = torch.tensor([math.nan, math.inf, -math.inf, 464.0, -465.0, 1e30, 0.0, -0.0, 2.0**-10, 3 * 2.0**-10])
+            count = min(len(special), made["v"].shape[-1])
+            made["v"][..., :count] = special[:count].to(device, dtype)
+            scales = torch.ones_like(scales)
+        made["k_scale"], made["v_scale"] = (one.to(device) for one in scales)
+        if not paged:
+            for name in ("k_cache", "v_cache", "slot_mapping"):
+                del made[name]
+        return made
+
+    return build
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Pages of one call, and the (source, destination) pairs."""
+
+    name: str
+    pairs: tuple[tuple[int, int], ...]
+    page: tuple[int, ...] = (4, 2, 16)
+    num_pages: int = 8
+    gap: int = 0
+    dtype: torch.dtype | None = None
+    index_dtype: torch.dtype = torch.int64
+    bench: bool = False
+
+
+_SWAP: Final = ((0, 1), (1, 0), (2, 3), (3, 4), (4, 2))
+PAGES: Final = (
+    Pages("one pair", ((1, 6),)),
+    Pages("no pair", ()),
+    Pages("outside", ((-1, 2), (3, -1), (8, 4), (5, 8), (6, 2**31 - 1), (7, 0)), index_dtype=torch.int32),
+    Pages("odd page", ((1, 6), (0, 5)), (3, 1, 7)),
+    Pages("one byte", ((1, 6), (0, 5)), (1,), dtype=torch.uint8),
+    Pages("numbers", ((1, 6), (0, 5)), ()),
+    Pages("fp8 pages", ((1, 6), (7, 0)), (5, 3, 9), dtype=_FP8),
+    Pages("pages apart", ((1, 6), (7, 0)), gap=3),
+    Pages("large page", ((1, 2),), (64, 8, 128), 3),
+)
+OVERLAPPING: Final = (
+    Pages("exchange and rotation", _SWAP),
+    Pages("shift", tuple((page, page + 1) for page in range(7))),
+    Pages("one source, many destinations", ((2, 0), (2, 1), (2, 7))),
+    Pages("onto itself", ((3, 3),)),
+)
+_HALVES: Final = tuple((page, page + 256) for page in range(256))
+_PAGES_BENCH: Final = Pages("256 pages of 16x8x128", _HALVES, (16, 8, 128), 512, bench=True)
+
+
+def _pool(pages: Pages, generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    dtype = pages.dtype or dtype
+    size = math.prod(pages.page)
+    made = torch.randint(0, 120, (pages.num_pages, size + pages.gap), generator=generator).to(torch.uint8)
+    values = made.to(device) if dtype == torch.uint8 else made.to(device, torch.float32).to(dtype)
+    return values[:, :size].unflatten(1, pages.page) if pages.page else values[:, 0]  # type: ignore[no-untyped-call]
+
+
+def page_inputs(
+    pages: Pages, *, transfer: bool = False
+) -> Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]:
+    """Arguments of `copy_pages`, or of `transfer_pages` between two pools of the device."""
+
+    def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+        pairs = torch.tensor(pages.pairs, dtype=pages.index_dtype).reshape(-1, 2).to(device)
+        lists = {"src_pages": pairs[:, 0], "dst_pages": pairs[:, 1]}
+        if not transfer:
+            return {"pool": _pool(pages, generator, device, dtype), **lists}
+        pools = [_pool(one, generator, device, dtype) for one in (pages, replace(pages, gap=pages.gap and pages.gap + 2))]
+        return {"src_pool": pools[0], "dst_pool": pools[1], **lists}
+
+    return build
+
+
+def _page_bytes(made: dict[str, Any], result: Any) -> int:
+    """Each page is read and written once; on its way through scratch memory, twice."""
+    pool = made["pool"] if "pool" in made else made["src_pool"]
+    times = 4 if "pool" in made else 2
+    return int(times * len(made["src_pages"]) * pool[0].numel() * pool.element_size())
+
+
 CASES: Final = (
     *(Case(WRITE_KV.name, shape.name, _build(shape), outputs=(), mutated=_CACHES) for shape in SHAPES),
     *(
@@ -111,5 +206,44 @@ CASES: Final = (
         )
         for shape in (Shape("64 tokens 8x128", 64, 512, 16, 8, 128), Shape("4096 tokens 8x128", 4096, 512, 16, 8, 128))
     ),
-)
+    *(
+        Case(op, f"{shape.name}{', scale of each head' if by_head else ''}", scaled_inputs(shape, by_head=by_head, paged=paged),
+             outputs=outputs, mutated=mutated)
+        for op, paged, outputs, mutated in (
+            (WRITE_SCALED_KV.name, True, (), _CACHES),
+            (QUANTIZE_KV.name, False, ("k_out", "v_out"), ()),
+        )
+        for by_head in (False, True)
+        for shape in SHAPES
+    ),
+    *(
+        Case(op, f"beyond the range, ties, NaN{', scale of each head' if by_head else ''}",
+             scaled_inputs(SHAPES[6], by_head=by_head, adversarial=True, paged=paged), outputs=outputs, mutated=mutated)
+        for op, paged, outputs, mutated in (
+            (WRITE_SCALED_KV.name, True, (), _CACHES),
+            (QUANTIZE_KV.name, False, ("k_out", "v_out"), ()),
+        )
+        for by_head in (False, True)
+    ),
+    *(
+        Case(op, f"4096 tokens 8x128{', scale of each head' if by_head else ''}",
+             scaled_inputs(Shape("bench", 4096, 512, 16, 8, 128), by_head=by_head, paged=paged),
+             outputs=outputs, mutated=mutated, bench=True, moved_bytes=moved)
+        for op, paged, outputs, mutated, moved in (
+            (WRITE_SCALED_KV.name, True, (), _CACHES, _moved_bytes),
+            (QUANTIZE_KV.name, False, ("k_out", "v_out"), (), None),
+        )
+        for by_head in (False, True)
+    ),
+    *(
+        Case(COPY_PAGES.name, pages.name, page_inputs(pages), outputs=(), mutated=("pool",), bench=pages.bench,
+             moved_bytes=_page_bytes)
+        for pages in (*PAGES, *OVERLAPPING, _PAGES_BENCH)
+    ),
+    *(
+        Case(TRANSFER_PAGES.name, pages.name, page_inputs(pages, transfer=True), outputs=(), mutated=("dst_pool",),
+             bench=pages.bench, moved_bytes=_page_bytes)
+        for pages in (*PAGES, *OVERLAPPING, _PAGES_BENCH)
+    ),
+)  # fmt: skip
 """Every kernel of the family meets these."""

@@ -1,18 +1,20 @@
-"""The reference kernel of the kvcache family."""
+"""Reference kernels of the kvcache family."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from tokenspeed_kernel.ops.kvcache.contract import CONTRACTS
 from tokenspeed_kernel.spec import ANYWHERE, Band, KernelSpec
 
-SPECS: Final = (
+SPECS: Final = tuple(
     KernelSpec(
-        op="kvcache.write_kv",
-        name="reference_write_kv",
+        op=contract.name,
+        name=f"reference_{contract.name.partition('.')[2]}",
         solution="reference",
         band=Band.REFERENCE,
-        implementation="tokenspeed_kernel.ops.kvcache.reference:write_kv",
+        implementation=f"tokenspeed_kernel.ops.kvcache.reference:{contract.name.partition('.')[2]}",
         capability=ANYWHERE,
-    ),
+    )
+    for contract in CONTRACTS
 )

@@ -1,29 +1,53 @@
-"""Triton kernels of the cache op."""
+"""Triton kernels of the cache ops."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from tokenspeed_kernel.ops.kvcache.contract import (
+    COPY_PAGES,
+    QUANTIZE_KV,
+    SCALED_FORMATS,
+    TRANSFER_PAGES,
+    WRITE_KV,
+    WRITE_SCALED_KV,
+)
 from tokenspeed_kernel.signature import Signature
 from tokenspeed_kernel.spec import TRITON_PORTABLE, Band, KernelSpec, Verified, VerifiedBy
 
 _FLOATS: Final = ("fp32", "bf16", "fp16")
+_FORMATS: Final = {
+    WRITE_KV.name: tuple(Signature.of(k=new, v=new, k_cache=kept, v_cache=kept) for new in _FLOATS for kept in _FLOATS),
+    **SCALED_FORMATS,
+}
+_RAN: Final = (
+    Verified(VerifiedBy.SILICON, "H200 (sm_90)"),
+    Verified(VerifiedBy.INTERPRETER, "x86-64"),
+    Verified(VerifiedBy.COMPILED, "sm_100, gfx950"),
+)
+_NOT_RUN: Final = (
+    Verified(VerifiedBy.INTERPRETER, "x86-64"),
+    Verified(VerifiedBy.COMPILED, "sm_80, sm_90, sm_100, sm_120, gfx942, gfx950"),
+)
 
-SPECS: Final = (
+SPECS: Final = tuple(
     KernelSpec(
-        op="kvcache.write_kv",
-        name="triton_write_kv",
+        op=contract.name,
+        name=f"triton_{contract.name.partition('.')[2]}",
         solution="triton",
         band=Band.PORTABLE,
-        implementation="tokenspeed_kernel.ops.kvcache.triton.write_kv:write_kv",
+        implementation=f"tokenspeed_kernel.ops.kvcache.triton.{module}:{contract.name.partition('.')[2]}",
         capability=TRITON_PORTABLE,
-        formats=tuple(Signature.of(k=new, v=new, k_cache=kept, v_cache=kept) for new in _FLOATS for kept in _FLOATS),
+        formats=_FORMATS.get(contract.name, ()),
         requires=("triton",),
         graph_safe=True,
-        verified=(
-            Verified(VerifiedBy.SILICON, "H200 (sm_90)"),
-            Verified(VerifiedBy.INTERPRETER, "x86-64"),
-            Verified(VerifiedBy.COMPILED, "sm_100, gfx950"),
-        ),
-    ),
+        verified=verified,
+    )
+    for module, contract, verified in (
+        ("write_kv", WRITE_KV, _RAN),
+        ("scaled", WRITE_SCALED_KV, _NOT_RUN),
+        ("scaled", QUANTIZE_KV, _NOT_RUN),
+        ("pages", COPY_PAGES, _NOT_RUN),
+        ("pages", TRANSFER_PAGES, _NOT_RUN),
+    )
 )

@@ -33,15 +33,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=SKIP))
 
 
-@pytest.fixture(params=["avx2", "avx512", "avx512_vnni"])
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Let the kernels use one instruction set, and then what they had."""
+def _use(name: str) -> Iterator[str]:
     from tokenspeed_kernel_cpu import _kernels
 
-    before = _kernels.instruction_set()
-    try:
-        _kernels.use_instruction_set(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield request.param
+    before, known = _kernels.instruction_set(), _kernels.instruction_sets()
+    name = known[0] if name == "best" else name
+    if name not in known:
+        pytest.skip(f"needs a processor with {name}")
+    _kernels.use_instruction_set(name)
+    yield name
     _kernels.use_instruction_set(before)
+
+
+@pytest.fixture(params=["avx2", "best"])
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The least and the best instruction set that this processor has: between these the code differs in vector width alone."""
+    yield from _use(request.param)
+
+
+@pytest.fixture(params=["avx2", "avx512", "avx512_vnni"])
+def byte_products(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set: products of bytes have code of their own for each."""
+    yield from _use(request.param)

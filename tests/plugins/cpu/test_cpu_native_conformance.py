@@ -15,6 +15,8 @@ OPS = {
     "activation.silu_and_mul",
     "rope.apply_rope",
     "attention.mha_decode",
+    "attention.mha_extend",
+    "attention.mha_prefill",
 }
 CASES = [
     case
@@ -32,3 +34,5 @@ def test_every_op_has_cases() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case: Case, instruction_set: str) -> None:
     check_case(case, solution="cpu_native", device=CPU, dtype=torch.float32)
+    if case.op.startswith("attention."):
+        check_case(case, solution="cpu_native", device=CPU, dtype=torch.bfloat16)

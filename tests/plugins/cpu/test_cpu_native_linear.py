@@ -29,7 +29,7 @@ def _x(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.usefixtures("byte_products")
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("rows", [1, 33])
 @pytest.mark.parametrize("columns", [256, 768])
@@ -80,7 +80,7 @@ def test_more_tokens_than_are_in_memory_at_a_time(fmt: str) -> None:
     assert torch.equal(whole[2499:], packed(x[2499:]))
 
 
-@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.usefixtures("byte_products")
 @pytest.mark.parametrize("fmt", ["gguf_q4_1", "gguf_q6_k", "uint4@group_64"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_layouts_bias_and_outputs(fmt: str, dtype: torch.dtype) -> None:
@@ -112,7 +112,7 @@ def test_bf16_activations_are_those_numbers() -> None:
     assert torch.equal(packed(x), packed(x.float()).to(torch.bfloat16))
 
 
-@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.usefixtures("byte_products")
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_nothing_to_do(fmt: str) -> None:
     weight, _ = _weight(fmt, 20, 256)
@@ -124,7 +124,7 @@ def test_nothing_to_do(fmt: str) -> None:
     assert torch.equal(_pack(flat)(_x(3, 0), torch.arange(5.0)), torch.arange(5.0).expand(3, 5))
 
 
-@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.usefixtures("byte_products")
 @pytest.mark.parametrize("fmt", ["gguf_q4_0", "gguf_q4_k", "gguf_q8_0", "gguf_q6_k"])
 def test_extreme_activations(fmt: str) -> None:
     weight, values = _weight(fmt, 24, 256)

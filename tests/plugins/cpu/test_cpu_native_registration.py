@@ -1,4 +1,4 @@
-"""The plugin is installed, listed, chosen for float32 on the CPU, and for nothing else."""
+"""The plugin is installed, listed, chosen for its formats on the CPU, and for nothing else."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ KERNELS = {
     "cpu_native_embedding",
     "cpu_native_fused_add_rms_norm",
     "cpu_native_mha_decode",
+    "cpu_native_mha_extend",
+    "cpu_native_mha_prefill",
     "cpu_native_pack_weight",
     "cpu_native_rms_norm",
     "cpu_native_silu_and_mul",
@@ -48,11 +50,24 @@ def test_list_shows_it() -> None:
     assert "plugin cpu_native (tokenspeed-kernel-cpu 0.1.0): loaded" in listed
 
 
-def test_it_is_chosen_for_float32_on_the_cpu_alone() -> None:
+def test_it_is_chosen_for_its_formats_alone() -> None:
     assert "cpu_native_mha_decode: chosen" in _cli(*DECODE, "--platform", "cpu+avx2", "--dtype", "fp32")
-    half = _cli(*DECODE, "--platform", "cpu+avx2", "--dtype", "bf16")
+    half = _cli(*DECODE, "--platform", "cpu+avx2", "--dtype", "fp16")
     assert "cpu_mha_decode: chosen" in half
     assert "cpu_native_mha_decode: rejected" in half
+
+
+def test_what_explain_says_of_quantized_weights() -> None:
+    """Golden: rounding activations is a condition that is told, and a wrong format's reason names those that are taken."""
+    weight = ("explain", "gemm.pack_weight", "--platform", "cpu+avx2", "--dtype")
+    allowed = _cli(*weight, "weight=gguf_q4_1@inline", "--trait", "round_activations=true")
+    assert "cpu_native_pack_weight: chosen" in allowed
+    refused = _cli(*weight, "weight=gguf_q4_1@inline", "--trait", "round_activations=false")
+    assert "cpu_native_pack_weight: rejected" in refused
+    assert "round_activations=True, got False" in refused
+    other = _cli(*weight, "weight=nvfp4@block_16", "--trait", "round_activations=true")
+    assert "cpu_native_pack_weight: rejected" in other
+    assert "gguf_q4_k@inline" in other
 
 
 def test_a_processor_without_avx2_is_the_reason() -> None:

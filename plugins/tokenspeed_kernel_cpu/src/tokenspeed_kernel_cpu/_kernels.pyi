@@ -43,13 +43,25 @@ def write_kv(
 ) -> None:
     """Copy heads into slots."""
 
-def mha_decode(
-    q: int, q_row: int, q_head: int, k: int, k_page: int, k_token: int, k_head: int, v: int, v_page: int, v_token: int,
-    v_head: int, out: int, out_row: int, out_head: int, page_table: int, table_row: int, table_column: int, max_pages: int,
-    seq_lens: int, seq_len_stride: int, rows: int, num_heads: int, num_kv_heads: int, head_dim: int, num_pages: int,
-    page_size: int, scale: float, window: int, cap: float, sinks: int, lse: int, threads: int, /,
+def attend_paged(
+    q: int, q_type: int, q_row: int, q_head: int, k: int, cache_type: int, k_page: int, k_token: int, k_head: int,
+    v: int, v_page: int, v_token: int, v_head: int, out: int, out_row: int, out_head: int,
+    page_table: int, table_row: int, table_column: int, max_pages: int, starts: int, start_stride: int,
+    lengths: int, length_stride: int, rows: int, num_reqs: int, num_heads: int, num_kv_heads: int, head_dim: int,
+    num_pages: int, page_size: int, causal: bool, scale: float, window: int, cap: float, sinks: int, lse: int, threads: int, /,
 ) -> int:
-    """Attend; returns the longest length, having written nothing where the page table has no room for it."""
+    """Attend to pages; without ``starts`` (0) each request has one query. Types are 0 for fp32, 1 for bf16, 2 for fp16.
+
+    Returns the longest length, having written nothing where the page table has no room for it; -1 where ``starts`` are no offsets.
+    """
+
+def attend_ragged(
+    q: int, q_type: int, q_row: int, q_head: int, k: int, k_token: int, k_head: int, v: int, v_token: int, v_head: int,
+    out: int, out_row: int, out_head: int, starts_q: int, stride_q: int, starts_k: int, stride_k: int, rows: int,
+    num_keys: int, num_reqs: int, num_heads: int, num_kv_heads: int, head_dim: int, causal: bool, scale: float, window: int,
+    cap: float, sinks: int, lse: int, threads: int, /,
+) -> int:
+    """Attend to ragged keys; 1 or 2 where the offsets of queries or keys are none, having written nothing."""
 
 class Weight:
     """A quantized weight [rows, columns] at an address that its owner keeps."""

@@ -10,6 +10,13 @@ _EITHER: Final = OneOf(False, True)
 _GGUF: Final = tuple(f"gguf_{name}@inline" for name in ("q4_0", "q4_1", "q8_0", "q4_k", "q6_k"))
 _GROUPED: Final = (*(f"{name}@group_{size}" for name in ("int4", "uint4") for size in (32, 64, 128)), "mxint4@block_32")
 
+_OPTIONS: Final = ("sliding_window", "logit_cap", "sinks", "return_lse")
+# Queries are worked on in float32 whatever they come in, so that the cache may be narrower.
+_PAGED: Final = tuple(
+    Signature.of(q=q, k_cache=cache, v_cache=cache)
+    for q, cache in (("fp32", "fp32"), ("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "bf16"))
+)
+
 
 def _spec(
     op: str, implementation: str, formats: tuple[Signature, ...], traits: dict[str, OneOf] | None = None
@@ -35,6 +42,10 @@ def _rows(op: str, *operands: str) -> KernelSpec:
     return _spec(op, f"{family}:{name}", Signature.same(operands, ("fp32",)))
 
 
+def _attention(name: str, formats: tuple[Signature, ...], *options: str) -> KernelSpec:
+    return _spec(f"attention.{name}", f"attention:{name}", formats, dict.fromkeys(options, _EITHER))
+
+
 PLUGIN: Final = Plugin(
     api_version=(1, 0),
     specs=(
@@ -43,12 +54,9 @@ PLUGIN: Final = Plugin(
         _rows("activation.silu_and_mul", "gate_up"),
         _rows("rope.apply_rope", "q", "k", "cos_sin_cache"),
         _rows("kvcache.write_kv", "k", "v", "k_cache", "v_cache"),
-        _spec(
-            "attention.mha_decode",
-            "attention:mha_decode",
-            Signature.same(("q", "k_cache", "v_cache"), ("fp32",)),
-            dict.fromkeys(("sliding_window", "logit_cap", "sinks", "return_lse"), _EITHER),
-        ),
+        _attention("mha_decode", _PAGED, *_OPTIONS),
+        _attention("mha_extend", _PAGED, "causal", *_OPTIONS),
+        _attention("mha_prefill", Signature.same(("q", "k", "v"), ("fp32", "bf16")), "causal", *_OPTIONS),
         _spec(
             "gemm.pack_weight",
             "linear:pack_weight",

@@ -33,6 +33,7 @@ T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
+void bind_attention(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 
 }  // namespace tokenspeed_cpu

@@ -1,7 +1,7 @@
 // Compiled once for each instruction set; TOKENSPEED_TABLE and TOKENSPEED_NAME say which.
 #include "kernels.h"
 
-#include "decode.h"
+#include "attend.h"
 #include "multiply.h"
 #include "round.h"
 #include "rows.h"
@@ -14,7 +14,7 @@ const KernelTable TOKENSPEED_TABLE = {
     rms_norm,
     silu_and_mul,
     apply_rope,
-    mha_decode,
+    attend,
     {quantize,
      {multiply<Panel::kQ4_0>, multiply<Panel::kQ4_1>, multiply<Panel::kQ8_0>, multiply<Panel::kQ4_K>, multiply<Panel::kQ6_K>,
       multiply<Panel::kInt4>},

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "attend_args.h"
 #include "quantized.h"
 
 namespace tokenspeed_cpu {
@@ -53,31 +54,13 @@ struct RopeArgs {
   bool interleaved;
 };
 
-struct DecodeArgs {
-  const float* q;
-  const float* k;
-  const float* v;
-  float* out;
-  float* lse;          // [rows, num_heads] or null
-  const float* sinks;  // [num_heads] or null
-  const int32_t* page_table;
-  const int32_t* seq_lens;
-  int64_t q_row, q_head, out_row, out_head;
-  int64_t k_page, k_token, k_head, v_page, v_token, v_head;
-  int64_t table_row, table_column, seq_len_stride;
-  int64_t num_heads, num_kv_heads, head_dim, page_size, num_pages;
-  int64_t window;  // 0 for none
-  float scale;
-  float cap;  // 0 for none
-};
-
 struct KernelTable {
   const char* name;
   void (*rms_norm)(const NormArgs&, int64_t row);
   void (*silu_and_mul)(const SiluArgs&, int64_t row);
   void (*apply_rope)(const RopeArgs&, int64_t token);
-  // Key heads [first, last) of one row.
-  void (*mha_decode)(const DecodeArgs&, int64_t row, int64_t first, int64_t last);
+  // `memory` holds attend_scratch(head_dim) floats.
+  void (*attend)(const AttendArgs&, const AttendTile&, float* memory);
   QuantizedTable quantized;
 };
 

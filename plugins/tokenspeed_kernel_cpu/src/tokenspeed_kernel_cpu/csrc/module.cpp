@@ -13,9 +13,8 @@ namespace nb = nanobind;
 namespace tokenspeed_cpu {
 namespace {
 
-// Below these a second thread costs more than it saves: elements of rows, bytes of keys and values.
+// Below these a second thread costs more than it saves: elements of rows.
 constexpr int64_t kElementsForThreads = 64 * 1024;
-constexpr int64_t kBytesForThreads = 128 * 1024;
 constexpr int64_t kElementsAtOnce = 16 * 1024;
 
 // Rows [0, rows) of `width` elements each, in runs that are worth a thread's while.
@@ -101,46 +100,6 @@ void write_kv(uintptr_t k, int64_t k_token, int64_t k_head, uintptr_t v, int64_t
   }
 }
 
-// Returns the longest length; nothing is written where it is beyond what the page table has room for.
-int64_t mha_decode(uintptr_t q, int64_t q_row, int64_t q_head, uintptr_t k, int64_t k_page, int64_t k_token, int64_t k_head,
-                   uintptr_t v, int64_t v_page, int64_t v_token, int64_t v_head, uintptr_t out, int64_t out_row,
-                   int64_t out_head, uintptr_t page_table, int64_t table_row, int64_t table_column, int64_t max_pages,
-                   uintptr_t seq_lens, int64_t seq_len_stride, int64_t rows, int64_t num_heads, int64_t num_kv_heads,
-                   int64_t head_dim, int64_t num_pages, int64_t page_size, float scale, int64_t window, float cap,
-                   uintptr_t sinks, uintptr_t lse, int threads) {
-  need_memory(q, rows * num_heads * head_dim);
-  const DecodeArgs args{at<const float>(q),         at<const float>(k), at<const float>(v),
-                        at<float>(out),             at<float>(lse),     at<const float>(sinks),
-                        at<const int32_t>(page_table), at<const int32_t>(seq_lens),
-                        q_row,  q_head,  out_row, out_head,
-                        k_page, k_token, k_head,  v_page, v_token, v_head,
-                        table_row, table_column, seq_len_stride,
-                        num_heads, num_kv_heads, head_dim, page_size, num_pages,
-                        window, scale, cap};
-  int64_t keys = 0, longest = 0;
-  for (int64_t row = 0; row < rows; ++row) {
-    int64_t length = args.seq_lens[row * seq_len_stride];
-    if (length > longest) longest = length;
-    if (window > 0 && length > window) length = window;
-    if (length > 0) keys += length;
-  }
-  if (longest > max_pages * page_size) return longest;
-  const KernelTable& kernels = table();
-  nb::gil_scoped_release released;
-  const int64_t bytes = keys * num_kv_heads * head_dim * 2 * static_cast<int64_t>(sizeof(float));
-  if (bytes < kBytesForThreads || threads <= 1) {
-    for (int64_t row = 0; row < rows; ++row) kernels.mha_decode(args, row, 0, num_kv_heads);
-  } else if (rows >= 4 * threads) {
-    parallel_for(rows, threads, [&](int64_t row) { kernels.mha_decode(args, row, 0, num_kv_heads); });
-  } else {  // too few rows to go round: one head at a time, though its keys are then no stream of memory
-    parallel_for(rows * num_kv_heads, threads, [&](int64_t part) {
-      const int64_t row = part / num_kv_heads, head = part - row * num_kv_heads;
-      kernels.mha_decode(args, row, head, head + 1);
-    });
-  }
-  return longest;
-}
-
 }  // namespace
 
 NB_MODULE(_kernels, m) {
@@ -152,7 +111,7 @@ NB_MODULE(_kernels, m) {
   m.def("silu_and_mul", &silu_and_mul);
   m.def("apply_rope", &apply_rope);
   m.def("write_kv", &write_kv);
-  m.def("mha_decode", &mha_decode);
+  bind_attention(m);
   bind_linear(m);
 }
 

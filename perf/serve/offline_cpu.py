@@ -91,6 +91,7 @@ class Ours:
     def __init__(self) -> None:
         self.engine = OfflineEngine(
             device="cpu",
+            quantization="none",
             max_model_len=1024,
             num_pages=1024,
             max_num_seqs=STREAMS,

@@ -70,6 +70,7 @@ def full(tiny: ModuleType) -> Set:
 
 def _check(wanted: Set, tiny: ModuleType, *, one_by_one: bool = False, twice: bool = False, **options: Any) -> OfflineEngine:
     defaults: dict[str, Any] = {"device": "cpu", "max_model_len": 3100, "max_num_seqs": 16, "max_num_batched_tokens": 256}
+    defaults["quantization"] = "none"  # the peer has dequantized weights
     page_size = options.get("page_size", 16)
     engine = OfflineEngine(**{**defaults, "num_pages": 16384 // page_size, **options})
     params = SamplingParams(temperature=0.0, max_tokens=wanted.num_new, ignore_eos=True)

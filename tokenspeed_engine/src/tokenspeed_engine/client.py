@@ -12,6 +12,7 @@ from dataclasses import replace
 from tokenspeed_engine.ipc import (
     AbortRequests,
     CoreReady,
+    Heartbeat,
     IpcError,
     LinkBusyError,
     LinkDownError,
@@ -294,7 +295,13 @@ class CoreClient:
         self._model_info = ready.model_info
         self._status = EngineStatus.READY
         self._metrics.core_started()
+        self._metrics.core_memory(ready.resident_bytes, ready.peak_resident_bytes)
+        self._metrics.core_sizes(ready.model_info.weights_bytes, ready.model_info.kv_cache_bytes)
         self._update_ready()
+
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """The core's process lives."""
+        self._metrics.core_memory(heartbeat.resident_bytes, heartbeat.peak_resident_bytes)
 
     def on_down(self, reason: str) -> None:
         """The core is gone: every open stream ends with an error."""

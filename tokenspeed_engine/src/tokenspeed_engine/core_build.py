@@ -51,6 +51,9 @@ def build_core(config: CoreConfig, report: Callable[[LoadProgress], object]) -> 
         eos_token_ids=tuple(executor.eos_token_ids),
         dtype=str(executor.dtype).removeprefix("torch."),
         device=str(executor.device),
+        weights=executor.weights,
+        weights_bytes=executor.weights_bytes,
+        kv_cache_bytes=executor.kv_cache_bytes,
     )
     return CoreParts(executor, scheduler, info, scheduler.config.max_num_batched_tokens)
 

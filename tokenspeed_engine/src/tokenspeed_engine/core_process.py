@@ -32,7 +32,7 @@ from tokenspeed_engine.ipc import (
 )
 from tokenspeed_engine.loop import EngineLoop, Executor
 from tokenspeed_engine.scheduler import Scheduler
-from tokenspeed_engine.types import ModelInfo
+from tokenspeed_engine.types import ModelInfo, ProcessMemory
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,11 @@ def _serve(
         pipeline_depth=config.scheduling.pipeline_depth,
     )
     progress.set_phase("idle")
-    link.send(CoreReady(parts.model_info, parts.max_num_batched_tokens, time.monotonic() - started_s))
+    memory = ProcessMemory.now()
+    startup_s = time.monotonic() - started_s
+    link.send(
+        CoreReady(parts.model_info, parts.max_num_batched_tokens, startup_s, memory.resident_bytes, memory.peak_bytes)
+    )
     try:
         loop.run()
     except Exception as error:

@@ -18,7 +18,7 @@ from aiohttp import web
 from tokenspeed_engine.checkpoint import default_model_path
 from tokenspeed_engine.client import CoreClient
 from tokenspeed_engine.config import ConfigError, EngineConfig, ServerConfig
-from tokenspeed_engine.ipc import CoreReady, LoadProgress, RequestRejected, StatsReply, StepOutputs
+from tokenspeed_engine.ipc import CoreReady, Heartbeat, LoadProgress, RequestRejected, StatsReply, StepOutputs
 from tokenspeed_engine.metrics import EngineMetrics
 from tokenspeed_engine.server import build_app, build_runner
 from tokenspeed_engine.supervisor import CoreFailedError, CoreSupervisor
@@ -216,6 +216,7 @@ def ready_lines(engine: Engine, url: str) -> list[str]:
     return [
         f"ready: {name} ({info.architecture}, {info.dtype} on {info.device}), {info.num_pages * info.page_size:,} tokens of KV "
         f"cache, sequences up to {info.max_model_len:,} tokens",
+        f"memory: {info.weights_bytes / 1e6:,.0f} MB of weights ({info.weights}), {info.kv_cache_bytes / 1e6:,.0f} MB of KV cache",
         f"serving {url}/v1 - try:",
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{quoted}'",
     ]
@@ -323,7 +324,15 @@ class _Listener:
 
     def on_ready(self, ready: CoreReady) -> None:
         self._client.on_ready(ready)
-        self._console.say(f"engine core ready after {ready.startup_s:.1f} s, at most {ready.max_num_batched_tokens} tokens a step")
+        memory = ""
+        if ready.resident_bytes:
+            memory = f", {ready.resident_bytes / 1e6:.0f} MB resident (at most {ready.peak_resident_bytes / 1e6:.0f} so far)"
+        self._console.say(
+            f"engine core ready after {ready.startup_s:.1f} s, at most {ready.max_num_batched_tokens} tokens a step{memory}"
+        )
+
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._client.on_heartbeat(heartbeat)
 
     def on_message(self, message: StepOutputs | RequestRejected | StatsReply) -> None:
         self._client.on_message(message)

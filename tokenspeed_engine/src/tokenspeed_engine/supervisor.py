@@ -62,6 +62,9 @@ class CoreListener(Protocol):
     def on_ready(self, ready: CoreReady) -> None:
         """The core takes requests."""
 
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """The core's process lives, and takes so much memory."""
+
     def on_message(self, message: StepOutputs | RequestRejected | StatsReply) -> None:
         """The core has something for the requests."""
 
@@ -297,6 +300,7 @@ class CoreSupervisor:
             case Heartbeat():
                 if self._monitor is not None:
                     self._monitor.observe(message, time.monotonic())
+                self._listener.on_heartbeat(message)
             case LoadProgress():
                 self._listener.on_progress(message)
             case CoreReady():

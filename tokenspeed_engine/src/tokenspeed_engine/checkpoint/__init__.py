@@ -1,6 +1,6 @@
 """Models on disk: GGUF and safetensors files, by path, folder or Hugging Face id."""
 
-from tokenspeed_engine.checkpoint.base import Checkpoint
+from tokenspeed_engine.checkpoint.base import Checkpoint, StoredBlocks
 from tokenspeed_engine.checkpoint.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -23,6 +23,7 @@ __all__ = [
     "GgufMetadata",
     "ModelNotFoundError",
     "SafetensorsCheckpoint",
+    "StoredBlocks",
     "UnsupportedCheckpointError",
     "default_model_path",
     "is_gguf",

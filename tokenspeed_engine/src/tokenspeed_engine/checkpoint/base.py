@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """A quantized matrix as the file has it: rows of whole blocks.
+
+    Attributes:
+        format: name of the block format, such as Q4_1.
+        block_elements: elements of one block.
+        block_bytes: bytes of one block.
+        data: [rows, bytes of a row] uint8; a view of the file where nothing had to be moved.
+    """
+
+    format: str
+    block_elements: int
+    block_bytes: int
+    data: torch.Tensor
 
 
 class Checkpoint(ABC):
@@ -53,6 +71,23 @@ class Checkpoint(ABC):
         Raises:
             KeyError: there is no such tensor.  CorruptCheckpointError: its bytes are not all there.
         """
+
+    def stored_format(self, name: str) -> str | None:
+        """Name of the block format in which a matrix is stored, or None for a plain tensor.
+
+        Raises:
+            KeyError: there is no such tensor.
+        """
+        self.shape(name)
+        return None
+
+    def read_stored(self, name: str) -> StoredBlocks:
+        """Read a matrix that has a `stored_format` without dequantizing it; rows are in the order that `read` gives.
+
+        Raises:
+            KeyError: there is no such tensor.  ValueError: it is not stored in blocks.
+        """
+        raise ValueError(f"{self.path}: tensor {name!r} is not stored in blocks")
 
     def __contains__(self, name: object) -> bool:
         return name in self.names()

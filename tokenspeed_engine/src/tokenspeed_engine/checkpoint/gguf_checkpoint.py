@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tokenspeed_engine.checkpoint.base import Checkpoint, eos_ids
+from tokenspeed_engine.checkpoint.base import Checkpoint, StoredBlocks, eos_ids
 from tokenspeed_engine.checkpoint.errors import CorruptCheckpointError
 from tokenspeed_engine.checkpoint.gguf_config import ROPE_FACTORS, hf_config, hf_name
 from tokenspeed_engine.checkpoint.gguf_metadata import GgufError, read_gguf_metadata
@@ -17,7 +17,7 @@ _EMBEDDING = "token_embd.weight"
 
 
 class GgufCheckpoint(Checkpoint):
-    """A GGUF file, memory-mapped; tensors are dequantized when they are read.
+    """A GGUF file, memory-mapped; `read` dequantizes, `read_stored` gives the blocks.
 
     Args:
         path: the file.
@@ -66,12 +66,28 @@ class GgufCheckpoint(Checkpoint):
 
     def read(self, name: str) -> torch.Tensor:
         """Read one tensor; see `Checkpoint.read`."""
-        tensor = self._tensors.read(self._names[name])
+        return self._in_order(name, self._tensors.read(self._names[name]))
+
+    def stored_format(self, name: str) -> str | None:
+        """See `Checkpoint.stored_format`."""
+        stored = self._tensors.format_of(self._names[name])
+        return stored.name if stored.decode is not None and len(self.shape(name)) == 2 else None
+
+    def read_stored(self, name: str) -> StoredBlocks:
+        """See `Checkpoint.read_stored`. Blocks run along a row, so that whole rows can change places."""
+        stored = self.stored_format(name)
+        if stored is None:
+            return super().read_stored(name)
+        facts = self._tensors.format_of(self._names[name])
+        data = self._tensors.raw(self._names[name]).view(self.shape(name)[0], -1)
+        return StoredBlocks(stored, facts.block_elements, facts.block_bytes, self._in_order(name, data))
+
+    def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         if self._is_permuted and ".self_attn.q_proj." in name:
-            return _unpermute(tensor, self.config["num_attention_heads"], name, self.path)
+            return _unpermute(rows, self.config["num_attention_heads"], name, self.path)
         if self._is_permuted and ".self_attn.k_proj." in name:
-            return _unpermute(tensor, self.config["num_key_value_heads"], name, self.path)
-        return tensor
+            return _unpermute(rows, self.config["num_key_value_heads"], name, self.path)
+        return rows
 
 
 def _unpermute(tensor: torch.Tensor, num_heads: int, name: str, path: str) -> torch.Tensor:

@@ -68,8 +68,12 @@ class GgufTensors:
     def read(self, name: str) -> torch.Tensor:
         """A tensor, dequantized to float32 where it is quantized."""
         entry = self.entries[name]
-        raw = self._bytes[entry.start : entry.start + self.size_bytes(name)]
-        return dequantize(raw, FORMATS[entry.type_number]).view(entry.shape)
+        return dequantize(self.raw(name), FORMATS[entry.type_number]).view(entry.shape)
+
+    def raw(self, name: str) -> torch.Tensor:
+        """The bytes of a tensor, as a view of the mapped file; read-only."""
+        start = self.entries[name].start
+        return self._bytes[start : start + self.size_bytes(name)]
 
     def _read_directory(self, metadata: GgufMetadata) -> dict[str, TensorEntry]:
         entries: list[TensorEntry] = []

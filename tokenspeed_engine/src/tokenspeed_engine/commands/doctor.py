@@ -18,12 +18,14 @@ import numpy as np
 from tokenspeed_engine.checkpoint import ModelNotFoundError, default_model_path
 from tokenspeed_engine.ipc import PrivateDirectory
 from tokenspeed_engine.launch import EXIT_FAILED, EXIT_OK
+from tokenspeed_engine.types import ProcessMemory
 
 _REQUIRED = (
     "tokenspeed-engine", "tokenspeed-kernel", "torch", "numpy", "msgspec", "pyzmq", "aiohttp", "tokenizers", "safetensors",
     "jinja2", "prometheus-client", "huggingface-hub",
 )  # fmt: skip
 _OPTIONAL = ("triton", "transformers")
+_BLOCK_FORMATS = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
 
 Verdict = Literal["ok", "note", "FAIL"]
 
@@ -58,7 +60,7 @@ def run_doctor(*, as_json: bool) -> int:
 def examine() -> Iterator[Finding]:
     """Look at everything; a check that raises is a finding."""
     yield Finding("system", "ok", f"{platform.platform()}, Python {platform.python_version()} at {sys.executable}")
-    for check in (_versions, _memory, _device, _scheduler, _kernels, _default_model, _sockets):
+    for check in (_versions, _memory, _device, _scheduler, _kernels, _quantized_weights, _default_model, _sockets):
         try:
             yield from check()
         except Exception as error:  # noqa: BLE001 - a broken installation can raise anything; the cause is the finding
@@ -83,6 +85,9 @@ def _memory() -> Iterator[Finding]:
 
     free = available_bytes()
     text = f"{free / 2**30:.1f} GiB available, {os.cpu_count()} CPUs ({len(os.sched_getaffinity(0))} usable)"
+    mine = ProcessMemory.now()
+    if mine.resident_bytes:
+        text += f"; this process: {mine.resident_bytes / 1e6:.0f} MB resident, at most {mine.peak_bytes / 1e6:.0f} so far"
     small = free < 2**30
     yield Finding("memory", "note" if small else "ok", text + (". Under 1 GiB, the default model may not fit" if small else ""))
 
@@ -139,6 +144,18 @@ def _printed(command: Callable[[list[str]], int], arguments: list[str]) -> Any:
     with contextlib.redirect_stdout(output):
         command(arguments)
     return json.loads(output.getvalue())
+
+
+def _quantized_weights() -> Iterator[Finding]:
+    """What `--quantization auto` does with each block format of GGUF files."""
+    from tokenspeed_engine.executor import resolve_device
+    from tokenspeed_engine.weights import fast_kernel
+
+    device = resolve_device("auto")
+    for stored in _BLOCK_FORMATS:
+        kernel = fast_kernel(stored, device)
+        text = f"stay quantized ({kernel})" if kernel else "are dequantized: no kernel is made for products with them here"
+        yield Finding(f"{stored} weights", "ok" if kernel else "note", text)
 
 
 def _default_model() -> Iterator[Finding]:

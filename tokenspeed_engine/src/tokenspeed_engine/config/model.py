@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tokenspeed_engine.config.fields import check, option, parse_count
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("auto", "gguf", "none")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -18,6 +19,8 @@ class ModelConfig:
         model: Hugging Face id, local folder, or file (.gguf); empty means the default model.
         revision: branch, tag or commit of a Hugging Face id; empty means its main branch.
         dtype: compute type of the weights; `auto` lets the device decide.
+        quantization: whether weights stay quantized in memory. `gguf`: as the file has them. `none`: they are dequantized. `auto`:
+            as the file has them where the platform has a kernel made for products with them, else dequantized.
         device: `auto` takes the GPU where there is one; `cuda:1` names one of several.
         max_model_len: most tokens of one sequence, prompt and output together; None takes the model's own limit.
         num_threads: CPU threads of the engine core; 0 leaves the choice to torch.
@@ -27,6 +30,13 @@ class ModelConfig:
     model: str = ""
     revision: str = option("", "--revision", parse=str, help="branch, tag or commit of a Hugging Face model id", metavar="REV")
     dtype: str = option("auto", "--dtype", parse=str, choices=DTYPES, help="compute type of the weights")
+    quantization: str = option(
+        "auto",
+        "--quantization",
+        parse=str,
+        choices=QUANTIZATIONS,
+        help="weights of a GGUF file stay quantized in memory (gguf), or are dequantized (none); auto: what is faster here",
+    )
     device: str = option(
         "auto", "--device", parse=str, help="auto (a GPU where there is one), cpu, cuda or cuda:N", metavar="DEVICE"
     )
@@ -50,6 +60,13 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check(self, "dtype", self.dtype in DTYPES, expected=f"one of {', '.join(DTYPES)}", remedy="use --dtype auto")
+        check(
+            self,
+            "quantization",
+            self.quantization in QUANTIZATIONS,
+            expected=f"one of {', '.join(QUANTIZATIONS)}",
+            remedy="use --quantization auto",
+        )
         kind, _, index = self.device.partition(":")
         check(
             self,

@@ -64,6 +64,9 @@ class ModelExecutor:
         eos_token_ids: ids that end a sequence.
         dtype: compute type.
         device: where it runs.
+        weights: how the weights are held, for the log.
+        weights_bytes: memory that they take.
+        kv_cache_bytes: memory of the page pool.
         warnings: sentences for the log.
 
     Raises:
@@ -96,6 +99,7 @@ class ModelExecutor:
                 max_model_len=self.max_model_len,
                 device=self.device,
                 dtype=self.dtype,
+                quantization=model.quantization,
                 mesh=mesh,
                 progress=progress,
             )
@@ -117,6 +121,7 @@ class ModelExecutor:
             remedy = "lower --kv-cache-memory-bytes or --num-pages"
             with memory_guard(f"kv cache ({size / 2**30:.2f} GiB)", self.device, {"weights": loaded.size_bytes}, remedy):
                 pool = KVPool(layout, self.num_pages, self.device)
+            self.weights, self.weights_bytes, self.kv_cache_bytes = loaded.weights, loaded.size_bytes, size
             self._held = {"weights": loaded.size_bytes, "kv cache": size}
             self._runner = ModelRunner(loaded.model, pool, self.device)
             self.step_limits: StepLimits | None = None

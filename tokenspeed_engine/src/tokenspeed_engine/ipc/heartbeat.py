@@ -9,6 +9,7 @@ from typing import Literal
 
 from tokenspeed_engine.ipc.core import CoreLink
 from tokenspeed_engine.ipc.messages import Heartbeat
+from tokenspeed_engine.types import ProcessMemory
 
 Phase = Literal["loading", "idle", "busy"]
 
@@ -39,7 +40,8 @@ class Progress:
     def snapshot(self) -> Heartbeat:
         """The heartbeat to send now."""
         stalled_s = self._clock() - self._since_s if self.phase == "busy" else 0.0
-        return Heartbeat(phase=self.phase, num_steps=self.num_steps, stalled_s=stalled_s)
+        memory = ProcessMemory.now()
+        return Heartbeat(self.phase, self.num_steps, stalled_s, memory.resident_bytes, memory.peak_bytes)
 
 
 class HeartbeatThread(threading.Thread):

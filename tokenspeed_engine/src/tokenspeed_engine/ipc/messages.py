@@ -112,11 +112,15 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
         model_info: facts of the loaded model.
         max_num_batched_tokens: token budget of a step, as chosen.
         startup_s: time from the process's start.
+        resident_bytes: physical memory of the core's process; 0 where it is not known.
+        peak_resident_bytes: the most that it ever held.
     """
 
     model_info: ModelInfo
     max_num_batched_tokens: int
     startup_s: float
+    resident_bytes: int = 0
+    peak_resident_bytes: int = 0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs", array_like=True):
@@ -175,11 +179,15 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
         phase: what the core does.
         num_steps: steps so far.
         stalled_s: time since the last progress, while there is work to do; 0 when idle or loading.
+        resident_bytes: physical memory of the core's process; 0 where it is not known.
+        peak_resident_bytes: the most that it ever held.
     """
 
     phase: Literal["loading", "idle", "busy"]
     num_steps: int
     stalled_s: float
+    resident_bytes: int = 0
+    peak_resident_bytes: int = 0
 
 
 ToCore = SubmitRequest | AbortRequests | QueryStats | Shutdown

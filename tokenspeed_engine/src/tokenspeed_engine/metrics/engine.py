@@ -109,7 +109,7 @@ class EngineMetrics:
     def core_stopped(self) -> None:
         """The engine core is gone; nothing runs in it."""
         self._up.set(0)
-        for gauge in (self._running, self._waiting, self._cache_usage):
+        for gauge in (self._running, self._waiting, self._cache_usage, self._resident):
             gauge.set(0)
 
     def core_restarted(self) -> None:
@@ -133,6 +133,16 @@ class EngineMetrics:
         self._prefix_hits.inc(stats.prefix_hit_tokens - before.prefix_hit_tokens)
         if stats.num_steps > before.num_steps:
             self._step_time.observe(max(stats.step_time_s, 0.0))
+
+    def core_memory(self, resident_bytes: int, peak_bytes: int) -> None:
+        """Take over what the core's process holds, and the most that it ever held."""
+        self._resident.set(resident_bytes)
+        self._peak.set(peak_bytes)
+
+    def core_sizes(self, weights_bytes: int, kv_cache_bytes: int) -> None:
+        """Take over what the core's largest parts take."""
+        self._weights.set(weights_bytes)
+        self._cache.set(kv_cache_bytes)
 
     # -- construction -----------------------------------------------------------------------------------------------------
 
@@ -163,6 +173,10 @@ class EngineMetrics:
         self._waiting = gauge("num_requests_waiting", "Requests that wait to be scheduled.")
         self._pages = gauge("kv_cache_pages", "Pages of the KV cache by state.", "state")
         self._cache_usage = gauge("kv_cache_usage_perc", "Share of the pages that running requests hold; 1 is all.")
+        self._resident = gauge("engine_resident_memory_bytes", "Physical memory of the engine core's process.")
+        self._peak = gauge("engine_peak_memory_bytes", "The most physical memory that the engine core's process held.")
+        self._weights = gauge("weights_bytes", "Memory of the model's weights.")
+        self._cache = gauge("kv_cache_bytes", "Memory of the KV cache's pages.")
         self._up = gauge("engine_up", "1 while the engine core is ready.")
 
     def _make_histograms(self, registry: CollectorRegistry) -> None:

@@ -3,13 +3,14 @@
 from tokenspeed_engine.parallel.collectives import Collective, PlacementError, collective
 from tokenspeed_engine.parallel.compiler import Placed, compile_flow
 from tokenspeed_engine.parallel.mesh import Mesh
-from tokenspeed_engine.parallel.parameter import Parameter
+from tokenspeed_engine.parallel.parameter import Parameter, Part
 from tokenspeed_engine.parallel.placement import Partial, Placement, Replicate, Shard
 
 __all__ = [
     "Collective",
     "Mesh",
     "Parameter",
+    "Part",
     "Partial",
     "Placed",
     "Placement",

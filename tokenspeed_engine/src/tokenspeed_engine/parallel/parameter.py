@@ -6,6 +6,10 @@ import torch
 
 from tokenspeed_engine.parallel.mesh import Mesh
 from tokenspeed_engine.parallel.placement import Placement, Replicate, Shard
+from tokenspeed_kernel import QuantizedTensor
+
+Part = torch.Tensor | QuantizedTensor
+"""Rows of a weight in one format."""
 
 
 class Parameter:
@@ -16,18 +20,29 @@ class Parameter:
         placement: Replicate or Shard(dim).
         pieces: sizes along dimension 0 of tensors that are stacked into this one (fused projections). Each piece is
             sharded on its own, so that a rank's part holds its share of every piece. None: one piece.
+        quantizable: the layer that owns it can work with a `QuantizedTensor`.
 
     Attributes:
-        data: this rank's part, of `local_shape`.
+        data: this rank's part, of `local_shape`; or several, one below the other, where the stacked pieces differ in format.
+        dtype: compute type that it was loaded for; None before.
     """
 
-    __slots__ = ("data", "pieces", "placement", "shape")
+    __slots__ = ("data", "dtype", "pieces", "placement", "quantizable", "shape")
 
-    def __init__(self, shape: tuple[int, ...], placement: Placement | None = None, pieces: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        placement: Placement | None = None,
+        pieces: tuple[int, ...] | None = None,
+        *,
+        quantizable: bool = False,
+    ) -> None:
         self.shape = shape
         self.placement = placement or Replicate()
         self.pieces = pieces or (shape[0],)
-        self.data: torch.Tensor | None = None
+        self.quantizable = quantizable
+        self.data: Part | tuple[Part, ...] | None = None
+        self.dtype: torch.dtype | None = None
         if sum(self.pieces) != shape[0]:
             raise ValueError(f"parameter: pieces {self.pieces} do not add up to {shape[0]} rows")
 
@@ -57,11 +72,29 @@ class Parameter:
         return whole.narrow(dim, mesh.rank * size, size)
 
     def tensor(self) -> torch.Tensor:
-        """The loaded data.
+        """The loaded data, where it is a plain tensor.
+
+        Raises:
+            RuntimeError: it has not been loaded, was released after being repacked, or is quantized.
+        """
+        (part,) = self.parts()
+        if not isinstance(part, torch.Tensor):
+            raise RuntimeError(f"parameter of shape {self.shape} is quantized ({part.format})")
+        return part
+
+    def parts(self) -> tuple[Part, ...]:
+        """The loaded data: one part, or several one below the other.
 
         Raises:
             RuntimeError: it has not been loaded, or was released after being repacked.
         """
         if self.data is None:
             raise RuntimeError(f"parameter of shape {self.shape} is not loaded")
-        return self.data
+        return self.data if isinstance(self.data, tuple) else (self.data,)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the loaded data takes."""
+        return sum(
+            part.numel() * part.element_size() if isinstance(part, torch.Tensor) else part.size_bytes for part in self.parts()
+        )

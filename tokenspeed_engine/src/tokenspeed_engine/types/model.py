@@ -19,6 +19,9 @@ class ModelInfo:
         eos_token_ids: the ids that end a sequence.
         dtype: compute type of the weights.
         device: where it runs.
+        weights: how the weights are held, for people: `Q4_1 and Q8_0 as in the file`.
+        weights_bytes: memory that the weights take.
+        kv_cache_bytes: memory of the page pool.
     """
 
     name: str
@@ -30,3 +33,6 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     dtype: str
     device: str
+    weights: str = ""
+    weights_bytes: int = 0
+    kv_cache_bytes: int = 0

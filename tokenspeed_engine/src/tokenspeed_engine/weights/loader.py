@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from tokenspeed_engine.checkpoint import Checkpoint
-from tokenspeed_engine.parallel import Mesh, Parameter
+from tokenspeed_engine.parallel import Mesh, Parameter, Part
 from tokenspeed_engine.weights.errors import MissingTensorsError, WeightsError
+from tokenspeed_engine.weights.stored import KeepFormat, Run, kept_formats, runs_of
+from tokenspeed_kernel import QuantizedTensor
 
 WeightMap = Mapping[str, tuple[str, ...]]
 """Name of a parameter to the checkpoint tensors that it consists of, stacked along dimension 0."""
@@ -40,10 +42,14 @@ class LoadReport:
     Attributes:
         unexpected: tensors of the checkpoint that the model does not use.
         warnings: sentences for the log.
+        kept_bytes: block format to bytes of the weights that stay in it.
+        dequantized_formats: block formats that were dequantized.
     """
 
     unexpected: tuple[str, ...] = ()
     warnings: list[str] = field(default_factory=list)
+    kept_bytes: dict[str, int] = field(default_factory=dict)
+    dequantized_formats: tuple[str, ...] = ()
 
 
 def load_weights(
@@ -54,9 +60,12 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     mesh: Mesh | None = None,
+    keep: KeepFormat | None = None,
     progress: Callable[[LoadProgress], None] | None = None,
 ) -> LoadReport:
     """Read every parameter's tensors, take this rank's share, and stack them in place.
+
+    A stacked parameter whose pieces differ in format becomes several parts, one for each run of pieces in one format.
 
     Args:
         parameters: name to parameter; `data` is set on each.
@@ -65,6 +74,8 @@ def load_weights(
         device: where the parameters live.
         dtype: their type.
         mesh: the ranks; None is one rank.
+        keep: says of a block format whether weights stay in it; None dequantizes all. A weight that is split inside of a block is
+            dequantized.
         progress: called after each tensor.
     Returns:
         The report.
@@ -80,21 +91,45 @@ def load_weights(
     _check_present(wanted, checkpoint)
     total = sum(checkpoint.size_bytes(name) for name in wanted)
     done = 0
+    kept: dict[str, int] = {}
+    dequantized: set[str] = set()
     for key, parameter in parameters.items():
         _check_shapes(key, parameter, weight_map[key], checkpoint)
-        local = torch.empty(parameter.local_shape(mesh), dtype=dtype, device=device)
-        row = 0
-        for name in weight_map[key]:
-            part = parameter.local_part(checkpoint.read(name), mesh)
-            local.narrow(0, row, part.shape[0]).copy_(part)
-            row += part.shape[0]
-            done += checkpoint.size_bytes(name)
-            if progress is not None:
-                progress(LoadProgress(done, total, name))
-        parameter.data = local
+        formats = kept_formats(parameter, weight_map[key], checkpoint, mesh, keep)
+        stored = {checkpoint.stored_format(name) for name in weight_map[key]}
+        dequantized |= {one for one in stored - set(formats) if one is not None}
+        parts: list[Part] = []
+        for run in runs_of(parameter, weight_map[key], formats, mesh):
+            local = _room(run, parameter.local_shape(mesh), checkpoint, dtype, device)
+            row = 0
+            for name in run.names:
+                whole = checkpoint.read(name) if run.format is None else checkpoint.read_stored(name).data
+                part = parameter.local_part(whole, mesh)
+                local.narrow(0, row, part.shape[0]).copy_(part)
+                row += part.shape[0]
+                done += checkpoint.size_bytes(name)
+                if progress is not None:
+                    progress(LoadProgress(done, total, name))
+            if run.format is None:
+                parts.append(local)
+            else:
+                matrix = QuantizedTensor(local, run.kernel_format, (run.num_rows, parameter.local_shape(mesh)[1]))
+                parts.append(matrix)
+                kept[run.format] = kept.get(run.format, 0) + matrix.size_bytes
+        parameter.data = parts[0] if len(parts) == 1 else tuple(parts)
+        parameter.dtype = dtype
     used = set(wanted)
     unexpected = tuple(n for n in checkpoint.names() if n not in used and not n.endswith(_DERIVED))
-    return LoadReport(unexpected)
+    return LoadReport(unexpected, kept_bytes=kept, dequantized_formats=tuple(sorted(dequantized)))
+
+
+def _room(run: Run, shape: tuple[int, ...], checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for a run of pieces."""
+    if run.format is None:
+        return torch.empty((run.num_rows, *shape[1:]), dtype=dtype, device=device)
+    facts = checkpoint.read_stored(run.names[0])
+    row_bytes = shape[1] // facts.block_elements * facts.block_bytes
+    return torch.empty((run.num_rows, row_bytes), dtype=torch.uint8, device=device)
 
 
 def _check_present(wanted: list[str], checkpoint: Checkpoint) -> None:

@@ -110,17 +110,28 @@ class BoundOp:
         solution: str | None = None,
     ) -> Kernel:
         """Select a kernel, load it, and enter it in `table` under `key`; otherwise as `kernel`."""
+        with _STATE.lock:
+            kernel = load_kernel(self.choose(device, dtypes, traits, solution), self.contract)
+            if len(self.table) >= _MAX_BOUND:  # a trait with unbounded values must not become a leak
+                self.table.clear()
+            self.table[key] = kernel
+        return kernel
+
+    def choose(
+        self,
+        device: torch.device,
+        dtypes: tuple[torch.dtype | Format | None, ...],
+        traits: tuple[TraitValue, ...] = (),
+        solution: str | None = None,
+    ) -> KernelSpec:
+        """Return the spec of the kernel that `kernel` returns; nothing is loaded."""
         contract = self.contract
         operands = zip(contract.operands, dtypes, strict=True)
         signature = Signature.of(**{name: value for name, value in operands if value is not None})
         values = {trait.name: value for trait, value in zip(contract.traits, traits, strict=True)}
         request = Request(contract.name, platform_of(device), signature, values, solution, current_config())
         with _STATE.lock:
-            kernel = load_kernel(select(default_registry(), request), contract)
-            if len(self.table) >= _MAX_BOUND:  # a trait with unbounded values must not become a leak
-                self.table.clear()
-            self.table[key] = kernel
-        return kernel
+            return select(default_registry(), request)
 
     def clear(self) -> None:
         """Forget every bound kernel."""

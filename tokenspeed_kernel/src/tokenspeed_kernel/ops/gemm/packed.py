@@ -118,7 +118,7 @@ def pack_weight(
 
 
 def packing_kernel(
-    weight_format: torch.dtype | Format, device: torch.device, *, round_activations: bool = False, solution: str | None = None
+    weight_format: torch.dtype | Format, device: torch.device, *, round_activations: bool = False
 ) -> KernelSpec:
     """Return what is known of the kernel that `pack_weight` would choose: its name, its band, how it was verified.
 
@@ -128,8 +128,7 @@ def packing_kernel(
         weight_format: dtype of the weight, or format of a `QuantizedTensor`.
         device: where the weight will be.
         round_activations: as in `pack_weight`.
-        solution: as in `pack_weight`.
     Raises:
         NoKernelError: nothing qualifies.
     """
-    return _pack_weight.choose(device, (weight_format,), (round_activations,), solution)
+    return _pack_weight.choose(device, (weight_format,), (round_activations,))

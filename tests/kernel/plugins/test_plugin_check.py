@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import clean_environment
 import pytest
 
 from tokenspeed_kernel.cli import main
 from tokenspeed_kernel.errors import PluginError
-from tokenspeed_kernel.plugin_kit import Outcome, Report, check_wheel, probe
+from tokenspeed_kernel.plugin_kit import Outcome, Report, check_wheel, numerics, probe
 from tokenspeed_kernel.plugin_kit.metadata import check_metadata
 from tokenspeed_kernel.plugin_kit.report import Finding
 from tokenspeed_kernel.plugin_kit.source import check_imports
@@ -271,6 +273,15 @@ def test_no_case_fits(make_wheel: MakeWheel, run: Run) -> None:
     assert f"none of the {NUM_CASES} cases of norm.rms_norm fits it on cpu" in failures[0]
 
 
+def test_an_op_without_cases_is_noted_and_shows_nothing(
+    make_wheel: MakeWheel, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numerics, "family_cases", lambda family: ())
+    findings = run(make_wheel("caseless"), "run")
+    assert "norm.rms_norm has no cases" in findings[0].text
+    assert _failures(findings) == ["numerics: no case ran: nothing shows that any kernel of this wheel is right"]
+
+
 def test_a_claim_that_no_case_shows_is_noted(make_wheel: MakeWheel, run: Run) -> None:
     change = _replace(
         'Signature.same(("x", "weight"), ("fp32", "bf16", "fp16"))',
@@ -279,3 +290,13 @@ def test_a_claim_that_no_case_shows_is_noted(make_wheel: MakeWheel, run: Run) ->
     findings = run(make_wheel("boasting", source={"plugin.py": change}), "run")
     assert not _failures(findings)
     assert ["it claims bf16, and no case showed that" in one.text for one in findings if one.outcome is Outcome.NOTE] == [True]
+
+
+@pytest.mark.slow
+def test_the_plugin_of_this_repository_passes(repository: Path, tmp_path: Path) -> None:
+    """It is compiled, and every kernel of it meets every case."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        pytest.skip("the plugin is for x86-64 processors")
+    wheel = clean_environment.build_wheel(repository / "plugins" / "tokenspeed_kernel_cpu", tmp_path)
+    report = check_wheel(wheel)
+    assert report.passed, "\n".join(report.lines())

@@ -74,9 +74,13 @@ def _check_kernel(registry: Registry, spec: KernelSpec, device: torch.device, re
         fix = "give the function the op's parameters, and let its module import"
         report.fail(Area.CONTRACT, str(error).partition("\n")[0], fix)
         return 0
+    cases = list(_cases(spec.op))
+    if not cases:
+        report.note(Area.NUMERICS, f"{spec.name}: {spec.op} has no cases, so its numbers were not held against the reference")
+        return 0
     taken: list[tuple[Case, torch.dtype]] = []
     failures: list[str] = []
-    for case, dtype in _cases(spec.op):
+    for case, dtype in cases:
         try:
             if _takes(case, dtype, spec, device):
                 taken.append((case, dtype))
@@ -92,7 +96,7 @@ def _check_kernel(registry: Registry, spec: KernelSpec, device: torch.device, re
     if not taken:
         report.fail(
             Area.NUMERICS,
-            f"{spec.name}: none of the {len(list(_cases(spec.op)))} cases of {spec.op} fits it on {device}",
+            f"{spec.name}: none of the {len(cases)} cases of {spec.op} fits it on {device}",
             "widen its formats or traits; what no case covers nobody can trust",
         )
         return 0

@@ -1,8 +1,8 @@
 """Experts for 1 to 4096 tokens beside PyTorch's chain around its grouped product, and routing beside softmax and top-k.
 
 On a CUDA device times are of CUDA graph replays that walk through batches with different experts, per batch; weights are larger
-than the L2 cache. The limit is the time to read each chosen expert's weights once at the device's measured read rate, or the products
-at its measured matrix rate, whichever is longer; both are measured in the same run. On the CPU the peer is a loop over experts.
+than the L2 cache. The limit is the time to read each chosen expert's weights once at the device's measured read rate, or the
+products at its measured matrix rate, whichever is longer; both are measured in the same run. On the CPU the peer is a loop.
 """
 
 from __future__ import annotations

@@ -72,9 +72,13 @@ def many_tiles(
         tiles = Tiles(64, 128 // matrices, 64, 4, 3)
     else:
         tiles = Tiles(128, 128 // matrices, 64, 8, 3)
-    if quantized and tiles.tokens == 16:
-        # A scale that holds for a whole step is applied to the sum. Finer ones are applied to values, whatever the depth.
-        tiles = tiles._replace(depth=64 if scale_cols == 64 else 128)
+    if quantized:
+        if tiles.tokens == 16:
+            # A scale that holds for a whole step is applied to the sum. Finer ones are applied to values, whatever the depth.
+            tiles = tiles._replace(depth=64 if scale_cols == 64 else 128)
+        else:
+            # Decoded values, and a product apart from the sum, need registers that wider tiles do not leave (sm_80, sm_120).
+            tiles = Tiles(64, (64 if scale_cols == 64 else 128) // matrices, 64, 8, 3)
     if amd:
         tiles = tiles._replace(num_stages=2)
     limit = _AMD_SHARED_BYTES if amd else _SHARED_BYTES

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tokenspeed_kernel.case import Case
+from tokenspeed_kernel.ops.gemm.cases_pack import PACK_CASES
 from tokenspeed_kernel.ops.gemm.cases_scaled import SCALED_CASES, product_tolerance
 from tokenspeed_kernel.ops.gemm.cases_stacks import STACK_CASES
 from tokenspeed_kernel.ops.gemm.contract import MM
@@ -71,5 +72,5 @@ DENSE_CASES = tuple(
     for label, shape, options, bench in _SHAPES
 )
 """Those of `mm` with plain operands."""
-CASES = (*DENSE_CASES, *SCALED_CASES, *STACK_CASES)
+CASES = (*DENSE_CASES, *SCALED_CASES, *STACK_CASES, *PACK_CASES)
 """Every kernel of the family meets these, unless its formats leave one out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -22,6 +23,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.02 * pair for pair in range(32)],
+    "long_factor": [1.0 + 0.9 * pair for pair in range(32)],
+    "original_max_position_embeddings": 4096,
+}
 SCALINGS: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 4.0},
@@ -33,6 +40,12 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "yarn_attention_factor": {**YARN, "attention_factor": 1.0},
     "yarn_betas": {**YARN, "beta_fast": 24.0, "beta_slow": 2.0},
     "yarn_not_truncated": {**YARN, "truncate": False},
+    "longrope": LONGROPE,
+    "longrope_factor": {**LONGROPE, "factor": 4.0},
+    "longrope_attention_factor": {**LONGROPE, "attention_factor": 1.25},
+    "proportional": {"rope_type": "proportional"},
+    "proportional_part": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0},
+    "proportional_odd_part": {"rope_type": "proportional", "partial_rotary_factor": 0.3},
 }
 
 
@@ -97,6 +110,29 @@ def test_llama3_in_both_spellings() -> None:
     assert old.magnitude == 1.0
 
 
+def test_longrope_takes_the_factors_of_the_tables_length() -> None:
+    config = RopeConfig.from_hf(model_config(LONGROPE).to_dict())
+    assert config.magnitude == pytest.approx(math.sqrt(1 + math.log(16) / math.log(4096)))
+    short, long = (inverse_frequencies(config, length) for length in (4096, 4097))
+    assert torch.equal(rope_cos_sin(config, 4096)[1, :32], (short.double().cos() * config.magnitude).float())
+    assert torch.equal(rope_cos_sin(config, 4097)[1, :32], (long.double().cos() * config.magnitude).float())
+    assert not torch.equal(short, long)
+    old = {"head_dim": 64, "max_position_embeddings": 65536, "rope_theta": 5e5, "original_max_position_embeddings": 4096}
+    scaling = {name: LONGROPE[name] for name in ("short_factor", "long_factor")}
+    assert RopeConfig.from_hf({**old, "rope_scaling": {"type": "su", **scaling}}) == config
+
+
+def test_sections_are_read_in_every_spelling() -> None:
+    base = {"head_dim": 64, "rope_theta": 1e6}
+    plain = RopeConfig.from_hf({**base, "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}})
+    assert (plain.kind, plain.sections, plain.interleaved_sections) == ("default", (8, 12, 12), False)
+    parameters = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12], "mrope_interleaved": True}
+    mixed = RopeConfig.from_hf({"head_dim": 64, "rope_parameters": parameters})
+    assert (mixed.kind, mixed.sections, mixed.interleaved_sections) == ("default", (8, 12, 12), True)
+    part = RopeConfig.from_hf({**base, "partial_rotary_factor": 0.5, "rope_scaling": {"type": "mrope", "mrope_section": [6, 5, 5]}})
+    assert (part.rotary_dim, part.sections) == (32, (6, 5, 5))
+
+
 def test_partial_rotation_and_defaults() -> None:
     config = RopeConfig.from_hf({"hidden_size": 512, "num_attention_heads": 8, "partial_rotary_factor": 0.25})
     assert (config.head_dim, config.rotary_dim, config.base, config.kind) == (64, 16, 10000.0, "default")
@@ -141,6 +177,13 @@ def test_table_is_rows_of_its_positions() -> None:
         ({"kind": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "0 < low < high"),
         ({"kind": "yarn", "beta_fast": 1.0, "beta_slow": 2.0}, "fast >= slow"),
         ({"kind": "dynamic", "rotary_dim": 2}, "above 2 for dynamic"),
+        ({"kind": "longrope", "short_factor": (1.0,) * 32}, "long_factor must be 32 positive numbers for longrope"),
+        ({"kind": "longrope", "short_factor": (1.0,) * 31, "long_factor": (1.0,) * 32}, "short_factor must be 32"),
+        ({"kind": "longrope", "short_factor": (0.0,) * 32, "long_factor": (1.0,) * 32}, "short_factor must be 32 positive"),
+        ({"kind": "proportional", "rotary_dim": 32}, "rotary_dim must be head_dim=64 for proportional"),
+        ({"kind": "proportional", "rotated_fraction": 1.5}, r"rotated_fraction must be in 0\.\.1"),
+        ({"sections": (10, 10, 10)}, "sections must be numbers of pairs whose sum is rotary_dim / 2 = 32"),
+        ({"sections": (40, -8)}, "sections must be"),
     ],
 )
 def test_bad_fields_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -151,9 +194,11 @@ def test_bad_fields_are_refused(fields: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"head_dim": 64, "rope_scaling": {"type": "longrope"}}, "longrope"),
+        ({"head_dim": 64, "rope_scaling": {"type": "longrope"}}, "longrope.* needs 'factor'"),
+        ({"head_dim": 64, "rope_scaling": {"type": "longrope", "factor": 2.0}}, "'longrope' needs 'short_factor'"),
+        ({"head_dim": 64, "rope_scaling": {"type": "magic"}}, "magic"),
         ({"head_dim": 64, "rope_scaling": {"type": "linear"}}, "needs 'factor'"),
-        ({"head_dim": 64, "rope_scaling": {"rope_type": "default", "mrope_section": [8, 12, 12]}}, "mrope_section"),
+        ({"head_dim": 64, "rope_scaling": {"rope_type": "default", "mrope_section": [8, 12, 13]}}, "sections must be .* = 32"),
         ({"num_attention_heads": 8}, "hidden_size"),
     ],
 )

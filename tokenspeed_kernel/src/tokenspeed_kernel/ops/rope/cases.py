@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import torch
 
-from tokenspeed_kernel.case import Case
+from tokenspeed_kernel.case import Case, Tolerance
 from tokenspeed_kernel.ops.rope.config import RopeConfig
-from tokenspeed_kernel.ops.rope.contract import APPLY_ROPE
+from tokenspeed_kernel.ops.rope.contract import APPLY_ROPE, MULTI_AXIS_COS_SIN
 from tokenspeed_kernel.ops.rope.frequencies import rope_cos_sin
 
 
@@ -67,11 +67,65 @@ def _build(shape: Shape) -> Callable[[torch.Generator, torch.device, torch.dtype
     return lambda generator, device, dtype: inputs(shape, dtype=dtype, device=str(device), seed=generator.initial_seed())
 
 
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Shapes of one call of `multi_axis_cos_sin`."""
+
+    name: str
+    num_tokens: int
+    sections: tuple[int, ...] = (3, 3, 2)
+    interleaved: bool = False
+    strided: bool = False
+    index_dtype: torch.dtype = torch.int64
+
+
+def axes_inputs(shape: Axes, *, device: str = "cpu", seed: int = 0) -> dict[str, Any]:
+    """Arguments of `multi_axis_cos_sin`, without output."""
+    generator = torch.Generator().manual_seed(seed)
+    rotary_dim = 2 * sum(shape.sections)
+    positions = torch.randint(0, 300, (shape.num_tokens, len(shape.sections)), generator=generator).to(device, shape.index_dtype)
+    return {
+        "cos_sin_cache": rope_cos_sin(RopeConfig(rotary_dim, rotary_dim), 300, device=device),
+        "positions": positions.t() if shape.strided else positions.t().contiguous(),
+        "sections": shape.sections,
+        "interleaved": shape.interleaved,
+    }
+
+
+def _build_axes(shape: Axes) -> Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]:
+    return lambda generator, device, dtype: axes_inputs(shape, device=str(device), seed=generator.initial_seed())
+
+
+AXES: Final = (
+    Axes("one token", 1),
+    Axes("no token", 0),
+    Axes("odd sizes", 7, (1, 5, 3)),
+    Axes("strided", 9, strided=True),
+    Axes("int32", 5, index_dtype=torch.int32),
+    Axes("one axis", 5, (8,)),
+    Axes("four axes", 5, (2, 2, 3, 1), interleaved=True),
+    Axes("an axis without pairs", 5, (4, 0, 4)),
+    Axes("interleaved", 9, (24, 20, 20), interleaved=True),
+    Axes("interleaved, shares not alike", 9, (11, 11, 10), interleaved=True),
+    Axes("in sections", 9, (16, 24, 24)),
+)
+_EXACT: Final = {torch.float32: Tolerance(0.0, 0.0)}
+_FP32: Final = (torch.float32,)
+
 CASES: Final = (
     *(Case(APPLY_ROPE.name, shape.name, _build(shape), outputs=("q_out", "k_out")) for shape in SHAPES),
     *(
         Case(APPLY_ROPE.name, shape.name, _build(shape), outputs=("q_out", "k_out"), bench=True)
         for shape in (Shape("64x32+8x128", 64, 32, 8, 128, 128, fused=True), Shape("4096x32+8x128", 4096, 32, 8, 128, 128))
+    ),
+    *(Case(MULTI_AXIS_COS_SIN.name, shape.name, _build_axes(shape), tolerance=_EXACT, dtypes=_FP32) for shape in AXES),
+    Case(
+        MULTI_AXIS_COS_SIN.name,
+        "8192 tokens",
+        _build_axes(Axes("bench", 8192, (24, 20, 20), interleaved=True)),
+        tolerance=_EXACT,
+        dtypes=_FP32,
+        bench=True,
     ),
 )
 """Every kernel of the family meets these."""

@@ -9,8 +9,10 @@ from typing import Any, Literal, get_args
 
 from tokenspeed_kernel.errors import ConfigError
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 KINDS: tuple[str, ...] = get_args(RopeKind)
+# Names that configurations had before: "mrope" meant no scaling, and several axes.
+_OLD_KINDS = {"mrope": "default", "su": "longrope"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,8 @@ class RopeConfig:
 
     Attributes:
         head_dim: elements of one attention head.
-        rotary_dim: leading elements of a head that are rotated; even, at most ``head_dim``.
+        rotary_dim: leading elements of a head that are rotated; even, at most ``head_dim``. ``proportional`` counts all of them,
+            and turns those beyond ``rotated_fraction`` by nothing.
         base: theta, the base of the wavelengths.
         kind: the scaling rule.
         max_position: positions that the model is configured for; the length beyond which ``dynamic`` raises its base.
@@ -28,13 +31,21 @@ class RopeConfig:
         low_freq_factor, high_freq_factor: bounds of ``llama3``'s blend, as fractions of the pre-training context.
         beta_fast, beta_slow: bounds of ``yarn``'s blend, in rotations over the pre-training context.
         truncate: whether ``yarn`` rounds the bounds of its blend to whole dimensions.
-        attention_factor: magnitude that multiplies cos and sin (``yarn``); derived from the rest when None.
+        attention_factor: magnitude that multiplies cos and sin (``yarn``, ``longrope``); derived from the rest when None.
         mscale, mscale_all_dim: weights in the derivation of ``attention_factor``; used only when both are non-zero.
+        short_factor, long_factor: what ``longrope`` multiplies the wavelength of each pair by, ``rotary_dim / 2`` numbers; the long
+            ones in a table of more than ``original_max_position`` rows.
+        rotated_fraction: part of the head that ``proportional`` turns, in 0..1; its wavelengths are those of the whole head.
+        sections: for positions on several axes (time, height, width), how many pairs follow each axis; their sum is
+            ``rotary_dim / 2``. None for one axis.
+        interleaved_sections: the axes take turns, pair by pair, until each has had its share, and the first takes what is left;
+            else they follow one another.
 
     Raises:
         ConfigError: a field is outside its range; the message names it, what came and what is allowed.
 
-    Source: linear arXiv:2306.15595; YaRN and NTK-aware scaling arXiv:2309.00071; Llama 3 arXiv:2407.21783.
+    Source: linear arXiv:2306.15595; YaRN and NTK-aware scaling arXiv:2309.00071; Llama 3 arXiv:2407.21783; LongRoPE
+        arXiv:2402.13753; several axes arXiv:2409.12191, section 2.1, interleaved arXiv:2511.21631.
     """
 
     head_dim: int
@@ -52,6 +63,11 @@ class RopeConfig:
     attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+    rotated_fraction: float = 1.0
+    sections: tuple[int, ...] | None = None
+    interleaved_sections: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no kernel could honour."""
@@ -74,6 +90,24 @@ class RopeConfig:
             _require(self.beta_fast >= self.beta_slow > 0, "beta_fast, beta_slow", "fast >= slow > 0", betas)
         if self.kind == "dynamic":
             _require(self.rotary_dim > 2, "rotary_dim", "above 2 for dynamic", self.rotary_dim)
+        self._check_factors()
+        if self.sections is not None:
+            pairs = self.rotary_dim // 2
+            fits = len(self.sections) > 0 and min(self.sections) >= 0 and sum(self.sections) == pairs
+            _require(fits, "sections", f"numbers of pairs whose sum is rotary_dim / 2 = {pairs}", self.sections)
+
+    def _check_factors(self) -> None:
+        """Refuse what does not fit the rules that have a factor for each pair, or for a part of the head."""
+        if self.kind == "longrope":
+            pairs = self.rotary_dim // 2
+            for name in ("short_factor", "long_factor"):
+                factors = getattr(self, name)
+                fits = factors is not None and len(factors) == pairs and min(factors) > 0
+                _require(fits, name, f"{pairs} positive numbers for longrope, one for each pair", factors)
+            _require(self.pretraining_length > 1, "original_max_position", "above 1 for longrope", self.pretraining_length)
+        if self.kind == "proportional":
+            _require(self.rotary_dim == self.head_dim, "rotary_dim", f"head_dim={self.head_dim} for proportional", self.rotary_dim)
+        _require(0 <= self.rotated_fraction <= 1, "rotated_fraction", "in 0..1", self.rotated_fraction)
 
     @property
     def pretraining_length(self) -> int:
@@ -82,11 +116,13 @@ class RopeConfig:
 
     @property
     def magnitude(self) -> float:
-        """What cos and sin are multiplied by: 1 except for ``yarn``."""
-        if self.kind != "yarn":
+        """What cos and sin are multiplied by: 1 except for ``yarn`` and ``longrope``."""
+        if self.kind not in ("yarn", "longrope"):
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
+        if self.kind == "longrope":
+            return math.sqrt(1 + math.log(self.factor) / math.log(self.pretraining_length)) if self.factor > 1 else 1.0
         if self.mscale and self.mscale_all_dim:
             return _log_scale(self.factor, self.mscale) / _log_scale(self.factor, self.mscale_all_dim)
         return _log_scale(self.factor, 1.0)
@@ -109,26 +145,29 @@ class RopeConfig:
         scaling = _scaling_of(config, layer_type)
         head_dim = config.get("head_dim") or _needed(config, "hidden_size") // _needed(config, "num_attention_heads")
         kind: Any = scaling.get("rope_type") or scaling.get("type") or "default"
+        kind = _OLD_KINDS.get(kind, kind)
         if kind not in KINDS:
             raise ConfigError(f"RopeConfig.from_hf: rope_type must be one of {', '.join(KINDS)}; got {kind!r}")
-        if scaling.get("mrope_section"):
-            raise ConfigError(
-                "RopeConfig.from_hf: mrope_section (rotary embedding over several axes) is not supported; "
-                f"got {scaling['mrope_section']!r}"
-            )
         max_position = int(config.get("max_position_embeddings") or 2048)
         partial = _first(scaling.get("partial_rotary_factor"), config.get("partial_rotary_factor"), 1.0)
         original = _first(config.get("original_max_position_embeddings"), scaling.get("original_max_position_embeddings"))
         factor = scaling.get("factor")
         if factor is None:
-            if kind in ("linear", "dynamic", "llama3") or (kind == "yarn" and original is None):
+            if kind in ("linear", "dynamic", "llama3") or (kind in ("yarn", "longrope") and original is None):
                 raise ConfigError(f"RopeConfig.from_hf: rope_type {kind!r} needs 'factor', and the configuration has none")
-            factor = max_position / original if kind == "yarn" else 1.0
+            factor = max_position / original if kind in ("yarn", "longrope") else 1.0
         optional = {
             name: scaling[name]
             for name in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate")
             if scaling.get(name) is not None
         }
+        for name, key in (("short_factor", "short_factor"), ("long_factor", "long_factor"), ("sections", "mrope_section")):
+            if scaling.get(key):
+                optional[name] = tuple(scaling[key])
+        if kind == "longrope" and not {"short_factor", "long_factor"} <= set(optional):
+            raise ConfigError("RopeConfig.from_hf: rope_type 'longrope' needs 'short_factor' and 'long_factor'")
+        if kind == "proportional":  # the part counts within the whole head, whose other pairs stay where they are
+            optional["rotated_fraction"], partial = float(partial), 1.0
         return cls(
             head_dim=int(head_dim),
             rotary_dim=int(head_dim * partial),
@@ -140,6 +179,7 @@ class RopeConfig:
             attention_factor=scaling.get("attention_factor"),
             mscale=scaling.get("mscale"),
             mscale_all_dim=scaling.get("mscale_all_dim"),
+            interleaved_sections=bool(scaling.get("mrope_interleaved", False)),
             **optional,
         )
 

@@ -1,4 +1,4 @@
-"""What the rope op is: operands, parameters and traits."""
+"""What the rope ops are: operands, parameters and traits."""
 
 from __future__ import annotations
 
@@ -19,4 +19,12 @@ APPLY_ROPE: Final = OpContract(
     summary="rotary position embedding of queries and keys",
 )
 
-CONTRACTS: Final = (APPLY_ROPE,)
+MULTI_AXIS_COS_SIN: Final = OpContract(
+    name="rope.multi_axis_cos_sin",
+    operands=("cos_sin_cache",),
+    parameters=("cos_sin_cache", "positions", "sections", "interleaved", "out"),
+    traits=(Trait("num_axes", "axes that a position has a coordinate on"),),
+    summary="cosines and sines of positions on several axes, each pair of elements following one of them",
+)
+
+CONTRACTS: Final = (APPLY_ROPE, MULTI_AXIS_COS_SIN)

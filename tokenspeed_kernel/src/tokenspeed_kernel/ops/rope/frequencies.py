@@ -18,7 +18,8 @@ def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> torch
 
     Args:
         config: the embedding.
-        seq_len: length that the table is built for; only ``dynamic`` looks at it. None means ``config.max_position``.
+        seq_len: length that the table is built for; only ``dynamic`` and ``longrope`` look at it. None means
+            ``config.max_position`` for ``dynamic``, and the short factors for ``longrope``.
     Returns:
         [rotary_dim / 2] float32 on the CPU.
     """
@@ -35,6 +36,14 @@ def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> torch
         return _llama3(config, 1.0 / periods)
     if config.kind == "yarn":
         return _yarn(config, periods)
+    if config.kind == "longrope":
+        is_long = seq_len is not None and seq_len > config.pretraining_length
+        factors = config.long_factor if is_long else config.short_factor
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * periods)
+    if config.kind == "proportional":
+        turning = int(config.rotated_fraction * config.head_dim // 2)
+        still = torch.arange(config.rotary_dim // 2) >= turning
+        return (1.0 / periods).masked_fill(still, 0.0) / config.factor
     return 1.0 / periods
 
 
@@ -46,7 +55,8 @@ def rope_cos_sin(config: RopeConfig, positions: int | torch.Tensor, *, device: t
 
     ``dynamic`` fixes its base by the length that the table is built for, as transformers does for that ``seq_len``: an engine
     builds one table of ``max_model_len`` rows, and every sequence, short or long, uses that base. (Recomputing the base as a
-    sequence grows, as some implementations do, makes cached keys disagree with new queries.)
+    sequence grows, as some implementations do, makes cached keys disagree with new queries.) ``longrope`` chooses its factors in
+    the same way: whoever serves no more than the pre-training length builds a table that is no longer, and gets the short ones.
 
     Args:
         config: the embedding.

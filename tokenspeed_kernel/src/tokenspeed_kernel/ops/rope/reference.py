@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from tokenspeed_kernel.ops.rope.axes import axis_of_pairs
+
 
 def apply_rope(
     q: torch.Tensor,
@@ -23,17 +25,30 @@ def apply_rope(
 
 def _rotate(x: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor, interleaved: bool) -> torch.Tensor:
     half = cache.shape[1] // 2
-    cache = cache.to(torch.float64)
+    angles = cache.to(torch.float64)[positions.long()]
     result = x.to(torch.float64, copy=True)
-    for token, position in enumerate(positions.tolist()):
-        for pair in range(half):
-            first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + half)
-            cos, sin = cache[position, pair], cache[position, pair + half]
-            a, b = x[token, :, first].to(torch.float64), x[token, :, second].to(torch.float64)
-            result[token, :, first] = a * cos - b * sin
-            result[token, :, second] = b * cos + a * sin
+    for pair in range(half):
+        first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + half)
+        cos, sin = angles[:, None, pair], angles[:, None, pair + half]
+        a, b = result[:, :, first].clone(), result[:, :, second].clone()
+        result[:, :, first] = a * cos - b * sin
+        result[:, :, second] = b * cos + a * sin
     return result.to(x.dtype)
 
 
 def _into(value: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     return value if out is None else out.copy_(value)
+
+
+def multi_axis_cos_sin(
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    sections: tuple[int, ...],
+    *,
+    interleaved: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One pair of elements at a time; see the public op for the contract."""
+    axes = axis_of_pairs(sections, interleaved) * 2
+    columns = [cos_sin_cache[positions[axis].long(), element] for element, axis in enumerate(axes)]
+    return _into(torch.stack(columns, -1), out)

@@ -15,4 +15,12 @@ SPECS: Final = (
         implementation="tokenspeed_kernel.ops.rope.reference:apply_rope",
         capability=ANYWHERE,
     ),
+    KernelSpec(
+        op="rope.multi_axis_cos_sin",
+        name="reference_multi_axis_cos_sin",
+        solution="reference",
+        band=Band.REFERENCE,
+        implementation="tokenspeed_kernel.ops.rope.reference:multi_axis_cos_sin",
+        capability=ANYWHERE,
+    ),
 )

@@ -24,4 +24,19 @@ SPECS: Final = (
             Verified(VerifiedBy.COMPILED, "sm_100, gfx950"),
         ),
     ),
+    KernelSpec(
+        op="rope.multi_axis_cos_sin",
+        name="triton_multi_axis_cos_sin",
+        solution="triton",
+        band=Band.PORTABLE,
+        implementation="tokenspeed_kernel.ops.rope.triton.multi_axis:multi_axis_cos_sin",
+        capability=TRITON_PORTABLE,
+        formats=Signature.same(("cos_sin_cache",), ("fp32",)),
+        requires=("triton",),
+        graph_safe=True,
+        verified=(
+            Verified(VerifiedBy.INTERPRETER, "x86-64"),
+            Verified(VerifiedBy.COMPILED, "sm_80, sm_90, sm_100, sm_120, gfx942, gfx950"),
+        ),
+    ),
 )

@@ -17,6 +17,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tokenspeed_kernel import Format, QuantizedTensor
+from tokenspeed_kernel.ops.embedding.triton.embedding import _embedding_scaled_kernel
+from tokenspeed_kernel.ops.gemm.triton.few_rows import _add_parts_kernel, _few_rows_kernel, choose_few_rows_tiles
 from tokenspeed_kernel.ops.gemm.triton.grouped import _batched_kernel, _contiguous_kernel
 from tokenspeed_kernel.ops.gemm.triton.mm_scaled import _mm_scaled_kernel
 from tokenspeed_kernel.ops.gemm.triton.product import choose_tiles, product_constants
@@ -37,6 +39,8 @@ NAMES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.uint8: "u8", torch.float8_e4m3fn: "fp8e4nv",
     torch.float8_e5m2: "fp8e5", torch.int32: "i32",
 }  # fmt: skip
+# Of 16, as Triton finds them to be when it is launched.
+MULTIPLES = ("x_row", "w_row", "out_row", "x_matrix", "w_matrix", "in_features", "out_features", "depth_each", "out_split")
 FP8_PAIRS = (("fp8_e4m3@token", "fp8_e4m3@channel"), ("fp8_e4m3@block_1x128", "fp8_e4m3@block_128x128"))
 PAIRS = (
     *FP8_PAIRS,
@@ -89,17 +93,22 @@ def launches(target: str, pairs: tuple[tuple[str, str], ...], rows: tuple[int, .
         for num_rows in rows:
             for name, kernel, extra in (
                 ("mm", _mm_scaled_kernel, {"HAS_BIAS": True, "GROUP": 8}),
+                ("mm few", _few_rows_kernel, {"HAS_BIAS": True}),
                 ("masked", _batched_kernel, {"MASKED": True}),
                 ("contiguous", _contiguous_kernel, {"BY_IDS": False, "EXPERTS": 128}),
             ):
-                if name != "mm" and weight_text not in ("bf16", "fp8_e4m3@block_128x128", "mxfp4@block_32"):
+                if name == "mm few" and num_rows > 16:
                     continue
-                lead = () if name == "mm" else (8,)
+                if name[:2] != "mm" and weight_text not in ("bf16", "fp8_e4m3@block_128x128", "mxfp4@block_32"):
+                    continue
+                lead = () if name[:2] == "mm" else (8,)
                 x = empty(x_text, *(lead if name == "masked" else ()), num_rows, 4096)
                 weight = empty(weight_text, *lead, 4096, 4096)
                 left, right = parts_of(x, native), parts_of(weight, native)
                 plain = x.dtype if isinstance(x, torch.Tensor) else None
-                tiles = choose_tiles(num_rows, left, right, wide=plain is torch.float32, amd=amd)
+                wide = plain is torch.float32
+                tiles = choose_tiles(num_rows, left, right, wide=wide, amd=amd)
+                tiles = choose_few_rows_tiles(wide=wide, amd=amd) if name == "mm few" else tiles
                 constants = {**product_constants(left, right, plain, tiles), **extra}
                 pointers = {
                     f"{side}_{part}ptr": NAMES[tensor.dtype]
@@ -124,6 +133,9 @@ def quantization_launches(*, few: bool) -> Iterator[tuple[str, Any, dict[str, An
         names = ("data_ptr", "scale_ptr", "zero_ptr", "global_ptr")
         pointers = {name: NAMES[tensor.dtype] for name, tensor in zip(names, parts.tensors, strict=True)}
         yield f"dequantize {text}", _dequantize_kernel, {"constants": constants, "pointers": pointers, "options": options}
+        look_up = {name: value for name, value in constants.items() if name not in ("ROWS", "DEPTH")}
+        arguments = {"constants": {**look_up, "BLOCK": 512}, "pointers": {**pointers, "ids_ptr": "i64"}, "options": options}
+        yield f"embedding {text}", _embedding_scaled_kernel, arguments
     kinds = (
         ("e4m3", "float", 448.0, 1, 128, "fp32", False), ("e5m2", "float", 57344.0, 128, 128, "fp32", False),
         ("e4m3", "e8m0", 448.0, 1, 32, "u8", False), ("e2m1", "e8m0", 6.0, 1, 32, "u8", False),
@@ -149,6 +161,8 @@ def quantization_launches(*, few: bool) -> Iterator[tuple[str, Any, dict[str, An
     for kind, largest in (("e4m3", 448.0), ("uint4", 0.0)):
         constants = {"KIND": kind, "LARGEST": largest, "COLUMNS": 1024}
         yield f"quantize rows {kind}", _row_kernel, {"constants": constants, "pointers": pointers, "options": options}
+    sums = {"constants": {"HAS_BIAS": True, "FEATURES": 512}, "pointers": {"parts_ptr": "fp32"}, "options": options}
+    yield "add parts", _add_parts_kernel, sums
     whole = {"constants": {"ROWS": 8, "COLUMNS": 256}, "pointers": {"x_ptr": "bf16", "out_ptr": "i32"}, "options": options}
     yield "largest", _largest_kernel, whole
     scales = {"constants": {"BLOCK": 8}, "pointers": {"bits_ptr": "i32", "scale_ptr": "fp32"}, "options": options}
@@ -166,7 +180,7 @@ def compile_kernel(function: Any, target: str, constants: dict[str, Any], pointe
             signature[name], constexprs[(place,)] = "constexpr", constants[name]
             continue
         signature[name] = f"*{pointers[name]}" if name.endswith("_ptr") else "fp32" if name == "divisor" else "i32"
-        if name.endswith("_ptr") or name in ("x_row", "w_row", "out_row", "x_matrix", "w_matrix", "in_features", "out_features"):
+        if name.endswith("_ptr") or name in MULTIPLES:
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=function, signature=signature, constexprs=constexprs, attrs=attributes)
     return triton.compile(source, target=TARGETS[target], options=options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -16,8 +18,14 @@ from tokenspeed_kernel.testing import check_case
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CUDA = torch.device("cuda")
 SMALL = [case for case in SCALED_CASES if not case.bench]
+BENCH = [case for case in SCALED_CASES if case.bench]
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+
+
+def rows_of(case) -> int:  # type: ignore[no-untyped-def]
+    return math.prod(case.build(torch.Generator().manual_seed(0), CPU, torch.float32)["x"].shape[:-1])
 
 
 def weight_of(text: str, *shape: int, seed: int = 0) -> QuantizedTensor:
@@ -31,24 +39,64 @@ def test_cpu(case, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
 
 
 @interpreted
+@pytest.mark.parametrize("solution", ["triton_mm_scaled", "triton_mm_few_rows"])
 @pytest.mark.parametrize("case", SMALL, ids=str)
-def test_triton_interpreted(case) -> None:  # type: ignore[no-untyped-def]
+def test_triton_interpreted(case, solution: str) -> None:  # type: ignore[no-untyped-def]
     """In float32 only: the interpreter multiplies bf16 operands as if they were integers."""
     pytest.importorskip("triton", reason="needs triton")
-    check_case(case, solution="triton", device=CPU, dtype=torch.float32)
+    if solution == "triton_mm_few_rows" and rows_of(case) > 16:
+        pytest.skip("it takes at most 16 rows")
+    check_case(case, solution=solution, device=CPU, dtype=torch.float32)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("solution", ["triton_mm_scaled", "triton_mm_few_rows"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", SMALL, ids=str)
-def test_triton_on_gpu(case, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
-    check_case(case, solution="triton", device=torch.device("cuda"), dtype=dtype)
+def test_triton_on_gpu(case, dtype: torch.dtype, solution: str) -> None:  # type: ignore[no-untyped-def]
+    if solution == "triton_mm_few_rows" and rows_of(case) > 16:
+        pytest.skip("it takes at most 16 rows")
+    check_case(case, solution=solution, device=CUDA, dtype=dtype)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [case for case in SCALED_CASES if case.bench], ids=str)
+@pytest.mark.parametrize("case", BENCH, ids=str)
 def test_real_sizes_on_gpu(case) -> None:  # type: ignore[no-untyped-def]
-    check_case(case, solution="triton", device=torch.device("cuda"), dtype=torch.bfloat16)
+    check_case(case, solution="triton", device=CUDA, dtype=torch.bfloat16)
+
+
+def _takes_cublas(case, dtype: torch.dtype) -> bool:  # type: ignore[no-untyped-def]
+    if not case.label.startswith(("fp8_e4m3@tensor fp8_e4m3@tensor", "fp8_e4m3@token fp8_e4m3@channel")):
+        return False
+    return "@tensor" in case.label or dtype is torch.bfloat16
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", SCALED_CASES, ids=str)
+def test_cublas(case, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    if not _takes_cublas(case, dtype):
+        pytest.skip("cublas takes fp8 with a scale for a tensor, or for rows with a bf16 result")
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs a device that multiplies fp8")
+    check_case(case, solution="cublas", device=CUDA, dtype=dtype)
+
+
+@pytest.mark.parametrize("x", ["fp8_e4m3@tensor", "fp8_e4m3@token"])
+@pytest.mark.parametrize("shape", [(5, 33, 40), (16, 32, 64), (0, 8, 16), (2, 3, 20, 32), (3, 5, 0)])
+def test_calls_of_the_fp8_library_on_the_cpu(x: str, shape: tuple[int, ...]) -> None:
+    """PyTorch has the same function for the CPU: sizes that are no multiple of 16, stacks, empty ones."""
+    from tokenspeed_kernel.ops.gemm.vendor.cublas_fp8 import mm as library_mm
+
+    *leading, features, depth = shape
+    weight = weight_of("fp8_e4m3@tensor" if "tensor" in x else "fp8_e4m3@channel", features, depth)
+    left = weight_of(x, *leading, depth)
+    for bias in (None, torch.randn(features).bfloat16()):
+        got = library_mm(left, weight, bias, out_dtype=torch.bfloat16)
+        want = mm(left, weight, bias, out_dtype=torch.bfloat16, solution="reference")
+        torch.testing.assert_close(got, want, rtol=1.6e-2, atol=1e-2)
+        out = torch.empty_like(want)
+        assert library_mm(left, weight, bias, out=out, out_dtype=torch.bfloat16) is out
 
 
 @pytest.mark.parametrize("solution", ["plain", "reference", None])

@@ -13,6 +13,7 @@ from tokenspeed_kernel.ops.gemm.contract import (
     weight_only_formats,
 )
 from tokenspeed_kernel.spec import TRITON_PORTABLE, Band, KernelSpec, Verified, VerifiedBy
+from tokenspeed_kernel.traits import OneOf
 
 __all__ = ["SPECS"]
 
@@ -59,5 +60,19 @@ SPECS = (
             ),
             (GROUPED_MM_MASKED, "grouped_mm_masked", "grouped:grouped_mm_masked", grouped_formats("masked_m")),
         )
+    ),
+    KernelSpec(
+        op=MM.name,
+        name="triton_mm_few_rows",
+        solution="triton",
+        band=Band.PORTABLE,
+        implementation="tokenspeed_kernel.ops.gemm.triton.few_rows:mm",
+        capability=TRITON_PORTABLE,
+        formats=mm_formats(mixed_bias=True) + weight_only_formats() + scaled_formats(),
+        traits={"max_rows": OneOf(1, 16)},
+        requires=("triton",),
+        priority=10,
+        graph_safe=True,
+        verified=(Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32 products only"),),
     ),
 )

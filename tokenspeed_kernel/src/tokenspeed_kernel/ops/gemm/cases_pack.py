@@ -78,7 +78,7 @@ def _grouped(fmt: str, out_features: int, in_features: int, allowed: bool) -> _B
     return build
 
 
-def _case(label: str, build: _Build, in_features: int, dtypes: tuple[torch.dtype, ...] = ()) -> Case:
+def _case(label: str, build: _Build, in_features: int, dtypes: tuple[torch.dtype, ...] = (), *, bench: bool = False) -> Case:
     # As for `mm`, with activations that are twice as large.
     root = max(in_features, 1) ** 0.5
     tolerance = {
@@ -86,7 +86,7 @@ def _case(label: str, build: _Build, in_features: int, dtypes: tuple[torch.dtype
         torch.float16: Tolerance(2e-3, 3 * 2**-11 * root),
         torch.bfloat16: Tolerance(1.6e-2, 3 * 2**-8 * root),
     }
-    return Case(PACK_WEIGHT.name, label, build, outputs=(), tolerance=tolerance, dtypes=dtypes, comparable=_product)
+    return Case(PACK_WEIGHT.name, label, build, outputs=(), tolerance=tolerance, bench=bench, dtypes=dtypes, comparable=_product)
 
 
 def _label(name: str, rows: int, columns: int, allowed: bool) -> str:
@@ -98,7 +98,8 @@ PACK_CASES = (
     _case("no features 0x16", _plain(0, 16), 16),
     _case("odd 37x53", _plain(37, 53), 53),
     _case("transposed 20x24", _plain(20, 24, transposed=True), 24),
-    _case("1536x576", _plain(1536, 576), 576),
+    _case("1536x576", _plain(1536, 576), 576, bench=True),
+    _case("gguf_q4_1 3072x576, rounding allowed", _gguf("gguf_q4_1", 3072, 576, True), 576, _QUANTIZED, bench=True),
     *(
         _case(_label(name, rows, columns, allowed), _gguf(name, rows, columns, allowed), columns, _QUANTIZED)
         for name in _HALVES

@@ -48,17 +48,16 @@ def _topk_kernel(
         missing += k
         digits = tl.arange(0, 256)
         for step in tl.static_range(4):
-            shift: tl.constexpr = 24 - 8 * step
             counts = tl.zeros([256], dtype=tl.int32)
             for start in range(0, num_keys, BLOCK):
                 _, keys, may = _load_keys(row_ptr, start, num_keys, BLOCK)
                 if step > 0:
-                    may = may & ((keys >> (shift + 8)) == (threshold >> (shift + 8)))
-                counts += tl.histogram(((keys >> shift) & 255).to(tl.int32), 256, mask=may)
+                    may = may & ((keys >> (32 - 8 * step)) == (threshold >> (32 - 8 * step)))
+                counts += tl.histogram(((keys >> (24 - 8 * step)) & 255).to(tl.int32), 256, mask=may)
             at_least = tl.cumsum(counts, 0, reverse=True)
             digit = tl.max(tl.where(at_least >= missing, digits, 0), 0)
             missing -= tl.sum(tl.where(digits > digit, counts, 0), 0)
-            threshold = threshold | (digit.to(tl.uint32) << shift)
+            threshold = threshold | (digit.to(tl.uint32) << (24 - 8 * step))
     if PAGED:
         low, high = 0, num_reqs
         while high - low > 1:

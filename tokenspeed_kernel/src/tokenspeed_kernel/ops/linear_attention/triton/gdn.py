@@ -28,7 +28,7 @@ __all__ = ["gdn_decode", "gdn_prefill", "scan_config"]
 def _solve_chunks_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, slots_ptr, bounds_ptr, keys_ptr, values_ptr, scores_ptr,
     num_reqs, num_slots, num_heads, slot_step, q_row, q_head, k_row, k_head, v_row, v_head, g_row, g_head, beta_row, beta_head,
-    GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK_R: tl.constexpr, L2: tl.constexpr,
 ):  # fmt: skip
     request, start, end, _ = find_chunk(tl.program_id(0), bounds_ptr, num_reqs, CHUNK, BLOCK_R)
@@ -72,8 +72,10 @@ def _solve_chunks_kernel(
     weighted = k.to(tl.float32) * (beta * tl.exp(tl.cumsum(g, 0)))[:, None]
     keys = tl.dot(inverse, weighted.to(dtype), input_precision="ieee")
     tl.store(keys_ptr + row_heads[:, None] * KEY_DIM + dims[None, :], keys.to(dtype), mask=mask)
-    for first in range(0, VALUE_DIM, BLOCK_V):
-        columns = first + tl.arange(0, BLOCK_V)
+    # Blocks as wide as the keys: with `inverse` on the left of products of two widths, the narrower one comes out wrong from row
+    # 16 on (H200, Triton 3.6, half precision, 4 warps; right with one warp).
+    for first in range(0, VALUE_DIM, BLOCK_K):
+        columns = first + dims
         block = inside[:, None] & (columns < VALUE_DIM)[None, :]
         v = tl.load(v_ptr + rows[:, None] * v_row + head * v_head + columns[None, :], mask=block, other=0.0).to(tl.float32)
         values = tl.dot(inverse, (v * beta[:, None]).to(dtype), input_precision="ieee")
@@ -129,8 +131,6 @@ def _scan_chunks_kernel(
             from_state = tl.dot(q, rounded, input_precision="ieee") * tl.exp(tl.cumsum(g, 0))[:, None]
             result = (from_state + tl.dot(scores, corrections.to(dtype), input_precision="ieee")) * scale
             tl.store(out_ptr + rows[:, None] * out_row + head * out_head + columns[None, :], result.to(dtype), mask=block)
-            # The factor goes to the side that is not transposed: a product whose transposed operand is computed in half precision
-            # comes out wrong on an H200 with Triton 3.6.
             faded = (corrections * tl.exp(until_end)[:, None]).to(dtype)
             state = state * tl.exp(tl.sum(g, 0)) + tl.dot(tl.trans(k), faded, input_precision="ieee")
         tl.store(at, state, mask=in_state)
@@ -223,12 +223,13 @@ def gdn_prefill(
         "GROUP": num_heads // key_heads, "KEY_DIM": key_dim, "VALUE_DIM": value_dim, "BLOCK_K": block_k, "BLOCK_V": block_v,
         "CHUNK": chunk, "L2": qk_l2norm,
     }  # fmt: skip
+    solve = {name: value for name, value in shape.items() if name != "BLOCK_V"}
     # Each request adds at most one chunk that is not full; programs beyond the last chunk end at once.
     most_chunks = num_tokens // chunk + min(num_reqs, num_tokens)
     _solve_chunks_kernel[(most_chunks, num_heads)](
         q, k, v, g, beta, state_indices, bounds, keys, values, scores, num_reqs, states.shape[0], num_heads,
         state_indices.stride(0), q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        *g.stride(), *beta.stride(), **shape, BLOCK_R=triton.next_power_of_2(num_reqs), num_warps=warps, num_stages=1,
+        *g.stride(), *beta.stride(), **solve, BLOCK_R=triton.next_power_of_2(num_reqs), num_warps=warps, num_stages=1,
     )  # fmt: skip
     unused = bounds if has_initial_state is None else has_initial_state.view(torch.uint8)
     _scan_chunks_kernel[(num_reqs, num_heads, triton.cdiv(value_dim, block_v))](

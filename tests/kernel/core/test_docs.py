@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import shlex
+import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,14 @@ import torch
 from tokenspeed_kernel import plugins
 from tokenspeed_kernel.cli import main
 from tokenspeed_kernel.registry import collect_builtin
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def _blocks(path: Path, language: str) -> list[str]:
@@ -45,13 +56,64 @@ def test_every_op_is_documented(repository: Path) -> None:
         assert found, f"{op} is neither in docs/kernel.md nor in docs/contracts/{page.name}"
 
 
-def test_command_lines_of_the_guide_work(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (repository / "docs" / "kernel.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^    tokenspeed-kernel (.*?)(?: +#.*)?$", text, flags=re.MULTILINE)
-    assert len(commands) >= 4
-    for command in commands:
-        assert main(command.split()) in (0, 1), command
-    capsys.readouterr()
+def _commands(path: Path) -> list[str]:
+    return [line for block in _blocks(path, "sh") for line in block.splitlines() if line.strip()]
+
+
+def test_command_lines_of_the_guide_work(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each one, in order and in one folder; a comment says where the status is not 0."""
+    monkeypatch.chdir(tmp_path)
+    commands = [line for line in _commands(repository / "docs" / "kernel.md") if not line.startswith("pip ")]
+    used = set()
+    for line in commands:
+        words = shlex.split(line, comments=True)
+        with monkeypatch.context() as settings:
+            while "=" in words[0]:
+                settings.setenv(*words.pop(0).split("=", 1))
+            assert words[0] == "tokenspeed-kernel", line
+            if "--interpret" in words:
+                continue  # needs a process of its own, see below
+            status = _status(words[1:])
+        want = int(found[1]) if (found := re.search(r"# status (\d)", line)) else 0
+        out = capsys.readouterr()
+        assert status == want, f"{line}\n{out.out[-2000:]}{out.err[-2000:]}"
+        assert out.out, line
+        used.add(words[1])
+    assert used >= {"list", "explain", "doctor", "verify", "bench", "tune"}
+    assert {path.name for path in tmp_path.iterdir()} == {"norm.svg", "tuning.json"}
+
+
+def _status(words: list[str]) -> int:
+    try:
+        return main(words)
+    except SystemExit as leaving:  # argparse, after --version
+        return int(leaving.code or 0)
+
+
+def test_interpreted_command_of_the_guide_works(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    lines = [line for line in _commands(repository / "docs" / "kernel.md") if "--interpret" in line]
+    assert lines
+    for line in lines:
+        command = [sys.executable, "-P", "-m", "tokenspeed_kernel.cli", *shlex.split(line, comments=True)[1:]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "interpreter" in done.stdout
+
+
+def test_install_command_of_the_guide_works(repository: Path, tmp_path: Path) -> None:
+    """Into a folder of its own, without dependencies, with the build backend that is there or pip's own copy."""
+    (line,) = [line for line in _commands(repository / "docs" / "kernel.md") if line.startswith("pip ")]
+    isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
+    options = ["--no-deps", "--quiet", "--target", str(tmp_path), *isolation]
+    subprocess.run([sys.executable, "-m", *shlex.split(line), *options], cwd=repository, check=True, timeout=300)
+    assert (tmp_path / "tokenspeed_kernel" / "cli.py").exists()
+    assert (tmp_path / "bin" / "tokenspeed-kernel").exists()
 
 
 def test_plugin_of_the_guide_is_accepted(repository: Path, install_wheel: Callable[..., Path]) -> None:

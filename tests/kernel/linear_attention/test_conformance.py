@@ -7,11 +7,21 @@ import torch
 
 from tokenspeed_kernel.case import Case
 from tokenspeed_kernel.testing import check_case, family_cases
+from tokenspeed_kernel.testing.interpreter import device_numbers
 
 CASES = family_cases("linear_attention")
 SMALL = [case for case in CASES if not case.bench]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+
+
+def _brief(case: Case) -> bool:
+    """Whether a run on a GPU takes this case without --slow: each compiles a kernel or two."""
+    label = case.label.removesuffix(", half precision")
+    if label == case.label:
+        return label in ("odd sizes", "fresh states", "few tokens")
+    return label in ("odd sizes", "strided", "outside", "plain", "strong decay", "empty requests", "fresh states", "chunks",
+                     "no request", "few tokens", "parameters of x's dtype")  # fmt: skip
 
 
 def _runs(cases: list[Case], dtypes: tuple[torch.dtype, ...]) -> list[object]:
@@ -33,11 +43,11 @@ def test_triton_interpreted(case: Case, dtype: torch.dtype) -> None:
 
 @interpreted
 @pytest.mark.slow
-# fp16 for all half precision: a bf16 product is silently wrong in the interpreter.
-@pytest.mark.parametrize(("case", "dtype"), _runs(SMALL, (torch.float16,)))
+@pytest.mark.parametrize(("case", "dtype"), _runs(SMALL, (torch.float16, torch.bfloat16)))
 def test_triton_interpreted_in_half_precision(case: Case, dtype: torch.dtype) -> None:
     pytest.importorskip("triton", reason="needs triton")
-    check_case(case, solution="triton", device=torch.device("cpu"), dtype=dtype)
+    with device_numbers():
+        check_case(case, solution="triton", device=torch.device("cpu"), dtype=dtype)
 
 
 @interpreted
@@ -46,13 +56,21 @@ def test_triton_interpreted_in_half_precision_briefly(label: str) -> None:
     pytest.importorskip("triton", reason="needs triton")
     cases = [case for case in SMALL if case.label == f"{label}, half precision"]
     assert len(cases) >= 3
-    for case in cases:
-        check_case(case, solution="triton", device=torch.device("cpu"), dtype=torch.float16)
+    with device_numbers():
+        for case in cases:
+            check_case(case, solution="triton", device=torch.device("cpu"), dtype=torch.bfloat16)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("case", "dtype"), _runs(SMALL, DTYPES))
+@pytest.mark.parametrize(("case", "dtype"), _runs([case for case in SMALL if _brief(case)], (torch.float32, torch.bfloat16)))
 def test_triton_on_gpu(case: Case, dtype: torch.dtype) -> None:
+    check_case(case, solution="triton", device=torch.device("cuda"), dtype=dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "dtype"), _runs([case for case in SMALL if not _brief(case)], DTYPES))
+def test_triton_on_gpu_in_all_cases(case: Case, dtype: torch.dtype) -> None:
     check_case(case, solution="triton", device=torch.device("cuda"), dtype=dtype)
 
 

@@ -42,7 +42,7 @@ def test_cutting_a_prompt_changes_nothing(num_heads: int, num_kv_heads: int, hea
     batch = Batch("", (150, 1, 33), (150, 90, 133), num_heads, num_kv_heads, head_dim, 16, sliding_window=window)
     call = paged_inputs(batch)
     whole, lse = _extend(call, return_lse=True)
-    torch.testing.assert_close(whole, mha_extend(**call, solution="reference"), rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(whole, mha_extend(**call, solution="cpu"), rtol=1e-5, atol=2e-5)  # the reference takes minutes here
     for request, first, last in ((0, 0, 150), (0, 0, 1), (0, 1, 32), (0, 32, 97), (0, 149, 150), (2, 5, 33), (1, 0, 1)):
         begin = int(call["cu_seqlens_q"][request]) + first
         part = _part(call, request, first, last)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import io
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from tokenspeed_kernel import parse_platform
+from tokenspeed_kernel import dispatch, parse_platform
+from tokenspeed_kernel.cli import main
 from tokenspeed_kernel.config import KernelConfig
 from tokenspeed_kernel.plugins import load_registry
 
@@ -29,11 +31,14 @@ DECODE = ("explain", "attention.mha_decode", "--trait", "head_dim=64", "--trait"
 
 
 def _cli(*arguments: str, **environment: str) -> str:
-    code = "import sys; from tokenspeed_kernel.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, **environment}
-    ).stdout
+    told = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(told):
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        dispatch.reset()  # settings and plugins are read again
+        assert main(list(arguments)) == 0
+    dispatch.reset()
+    return told.getvalue()
 
 
 def test_the_plugin_is_installed_and_whole() -> None:

@@ -149,13 +149,27 @@ def test_rope_refuses_a_position_beyond_the_table(position: int) -> None:
     assert torch.equal(call["q"], before)
 
 
+KINDS = [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.float32, torch.float16), (torch.bfloat16,) * 2]
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_write_kv(shape: Shape) -> None:
-    mine, truth = inputs(shape), inputs(shape)
+@pytest.mark.parametrize(("dtype", "cache"), KINDS, ids=str)
+def test_write_kv(shape: Shape, dtype: torch.dtype, cache: torch.dtype) -> None:
+    mine, truth = inputs(shape, dtype=dtype, cache_dtype=cache), inputs(shape, dtype=dtype, cache_dtype=cache)
     write_kv(**mine, solution="cpu_native")
     write_kv(**truth, solution="reference")
     assert torch.equal(mine["k_cache"], truth["k_cache"])
     assert torch.equal(mine["v_cache"], truth["v_cache"])
+
+
+def test_write_kv_rounds_numbers_that_are_hard_to_round() -> None:
+    hard = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-9, 3.4e38, 1e-40, 65519.9, 65520.0, 6e-8])
+    k = hard.repeat(3)[:33].reshape(1, 1, 33)  # two vectors and a tail
+    for dtype in (torch.bfloat16, torch.float16):
+        caches = torch.zeros(2, 1, 1, 1, 33, dtype=dtype)
+        write_kv(k, -k, caches[0], caches[1], torch.zeros(1, dtype=torch.int64), solution="cpu_native")
+        torch.testing.assert_close(caches[0].flatten(), k.flatten().to(dtype), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(caches[1].flatten(), -k.flatten().to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
 def test_write_kv_into_a_slice_of_a_pool() -> None:

@@ -37,11 +37,11 @@ def apply_rope(
     """Rotate heads; returns a position that the table does not have, having written nothing, or None."""
 
 def write_kv(
-    k: int, k_token: int, k_head: int, v: int, v_token: int, v_head: int, k_cache: int, k_page: int, k_slot: int,
-    k_cache_head: int, v_cache: int, v_page: int, v_slot: int, v_cache_head: int, slots: int, slot_stride: int,
+    k: int, type: int, k_token: int, k_head: int, v: int, v_token: int, v_head: int, k_cache: int, cache_type: int, k_page: int,
+    k_slot: int, k_cache_head: int, v_cache: int, v_page: int, v_slot: int, v_cache_head: int, slots: int, slot_stride: int,
     tokens: int, num_pages: int, page_size: int, heads: int, head_dim: int, /,
 ) -> None:
-    """Copy heads into slots."""
+    """Copy heads into slots, rounded to the type of the cache."""
 
 def attend_paged(
     q: int, q_type: int, q_row: int, q_head: int, k: int, cache_type: int, k_page: int, k_token: int, k_head: int,

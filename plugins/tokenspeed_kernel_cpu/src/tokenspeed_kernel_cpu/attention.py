@@ -6,17 +6,17 @@ bits whether it came by `mha_decode` or in a chunk of any size by `mha_extend`.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import get_num_threads
 
 from tokenspeed_kernel import ShapeError
 from tokenspeed_kernel_cpu import _kernels
+from tokenspeed_kernel_cpu.formats import NUMBERS
 
 __all__ = ["mha_decode", "mha_extend", "mha_prefill"]
 
-_NUMBERS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _Attended = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
@@ -103,7 +103,7 @@ def mha_prefill(
     v_token, v_head, _ = v.stride()
     out_row, out_head, _ = out.stride()
     wrong = _kernels.attend_ragged(
-        q.data_ptr(), _NUMBERS[q.dtype], q_row, q_head, k.data_ptr(), k_token, k_head, v.data_ptr(), v_token, v_head,
+        q.data_ptr(), NUMBERS[q.dtype], q_row, q_head, k.data_ptr(), k_token, k_head, v.data_ptr(), v_token, v_head,
         out.data_ptr(), out_row, out_head, cu_seqlens_q.data_ptr(), cu_seqlens_q.stride(0), cu_seqlens_k.data_ptr(),
         cu_seqlens_k.stride(0), rows, num_keys, cu_seqlens_q.shape[0] - 1, num_heads, num_kv_heads, head_dim, causal,
         head_dim**-0.5 if softmax_scale is None else softmax_scale, sliding_window or 0, logit_cap or 0.0,
@@ -142,7 +142,7 @@ def _paged(
     max_pages = page_table.shape[1]
     starts, start_stride = (0, 0) if cu_seqlens_q is None else (cu_seqlens_q.data_ptr(), cu_seqlens_q.stride(0))
     longest = _kernels.attend_paged(
-        q.data_ptr(), _NUMBERS[q.dtype], q_row, q_head, k_cache.data_ptr(), _NUMBERS[k_cache.dtype], k_page, k_token, k_head,
+        q.data_ptr(), NUMBERS[q.dtype], q_row, q_head, k_cache.data_ptr(), NUMBERS[k_cache.dtype], k_page, k_token, k_head,
         v_cache.data_ptr(), v_page, v_token, v_head, out.data_ptr(), out_row, out_head,
         page_table.data_ptr(), table_row, table_column, max_pages, starts, start_stride, seq_lens.data_ptr(), seq_lens.stride(0),
         rows, seq_lens.shape[0], num_heads, num_kv_heads, head_dim, num_pages, page_size, causal,

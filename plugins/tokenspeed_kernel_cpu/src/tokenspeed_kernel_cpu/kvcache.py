@@ -1,10 +1,11 @@
-"""Cache write of float32 heads; see `tokenspeed_kernel.ops.kvcache` for the contract."""
+"""Cache write, to numbers of the cache's dtype; see `tokenspeed_kernel.ops.kvcache` for the contract."""
 
 from __future__ import annotations
 
 import torch
 
 from tokenspeed_kernel_cpu import _kernels
+from tokenspeed_kernel_cpu.formats import NUMBERS
 
 
 def write_kv(
@@ -17,7 +18,8 @@ def write_kv(
     k_page, k_slot, k_cache_head, _ = k_cache.stride()
     v_page, v_slot, v_cache_head, _ = v_cache.stride()
     _kernels.write_kv(
-        k.data_ptr(), k_token, k_head, v.data_ptr(), v_token, v_head,
-        k_cache.data_ptr(), k_page, k_slot, k_cache_head, v_cache.data_ptr(), v_page, v_slot, v_cache_head,
+        k.data_ptr(), NUMBERS[k.dtype], k_token, k_head, v.data_ptr(), v_token, v_head,
+        k_cache.data_ptr(), NUMBERS[k_cache.dtype], k_page, k_slot, k_cache_head,
+        v_cache.data_ptr(), v_page, v_slot, v_cache_head,
         slot_mapping.data_ptr(), slot_mapping.stride(0), slot_mapping.shape[0], num_pages, page_size, heads, head_dim,
     )  # fmt: skip

@@ -53,7 +53,15 @@ PLUGIN: Final = Plugin(
         _rows("norm.fused_add_rms_norm", "x", "residual", "weight"),
         _rows("activation.silu_and_mul", "gate_up"),
         _rows("rope.apply_rope", "q", "k", "cos_sin_cache"),
-        _rows("kvcache.write_kv", "k", "v", "k_cache", "v_cache"),
+        _spec(
+            "kvcache.write_kv",
+            "kvcache:write_kv",
+            tuple(
+                Signature.of(k=fmt, v=fmt, k_cache=cache, v_cache=cache)
+                for fmt, caches in (("fp32", ("fp32", "bf16", "fp16")), ("bf16", ("bf16",)), ("fp16", ("fp16",)))
+                for cache in caches
+            ),
+        ),
         _attention("mha_decode", _PAGED, *_OPTIONS),
         _attention("mha_extend", _PAGED, "causal", *_OPTIONS),
         _attention("mha_prefill", Signature.same(("q", "k", "v"), ("fp32", "bf16")), "causal", *_OPTIONS),

@@ -338,12 +338,7 @@ void attend_keys(const AttendArgs& args, const AttendTile& tile, float* memory) 
     const int64_t token = tile.first_row + row / tile.heads, head = tile.first_head + row % tile.heads;
     const int64_t from = token * args.q_row + head * args.q_head;
     float* q = at.q + row * padded;
-    for (int64_t d = 0; d < dim; d += kWidth) {
-      const int64_t some = dim - d < kWidth ? dim - d : kWidth;
-      store(q + d, args.q_type == Number::kFloat  ? load_some<Number::kFloat>(static_cast<const float*>(args.q) + from + d, some)
-                   : args.q_type == Number::kBf16 ? load_some<Number::kBf16>(static_cast<const uint16_t*>(args.q) + from + d, some)
-                                                  : load_some<Number::kHalf>(static_cast<const uint16_t*>(args.q) + from + d, some));
-    }
+    convert(static_cast<const uint8_t*>(args.q) + from * (args.q_type == Number::kFloat ? 4 : 2), args.q_type, q, Number::kFloat, dim);
     for (int64_t d = 0; d < padded; ++d) at.sums[row * padded + d] = 0.0f;
     // A sink is a key whose value is 0.
     at.rows[row] = args.sinks != nullptr ? RowState{args.sinks[head], 1.0f, 0, 0} : RowState{kNothing, 0.0f, 0, 0};
@@ -357,13 +352,9 @@ void attend_keys(const AttendArgs& args, const AttendTile& tile, float* memory) 
     const RowState& state = at.rows[row];
     const float inverse = state.sum > 0.0f || state.sum != state.sum ? 1.0f / state.sum : 0.0f;
     const int64_t to = token * args.out_row + head * args.out_head;
-    const float* sums = at.sums + row * padded;
-    if (args.q_type == Number::kFloat) {
-      float* out = static_cast<float*>(args.out) + to;
-      for (int64_t d = 0; d < dim; ++d) out[d] = sums[d] * inverse;
-    } else {
-      for (int64_t d = 0; d < dim; ++d) store_as(args.out, to + d, sums[d] * inverse, args.q_type);
-    }
+    float* sums = at.sums + row * padded;
+    for (int64_t d = 0; d < padded; ++d) sums[d] *= inverse;
+    convert(sums, Number::kFloat, static_cast<uint8_t*>(args.out) + to * (args.q_type == Number::kFloat ? 4 : 2), args.q_type, dim);
     if (args.lse != nullptr) {
       args.lse[token * args.num_heads + head] = state.sum > 0.0f || state.sum != state.sum ? state.maximum + __builtin_logf(state.sum) : kNothing;
     }

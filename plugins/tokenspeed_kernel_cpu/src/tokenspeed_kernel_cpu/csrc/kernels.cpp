@@ -15,6 +15,7 @@ const KernelTable TOKENSPEED_TABLE = {
     silu_and_mul,
     apply_rope,
     attend,
+    convert,
     {quantize,
      {multiply<Panel::kQ4_0>, multiply<Panel::kQ4_1>, multiply<Panel::kQ8_0>, multiply<Panel::kQ4_K>, multiply<Panel::kQ6_K>,
       multiply<Panel::kInt4>},

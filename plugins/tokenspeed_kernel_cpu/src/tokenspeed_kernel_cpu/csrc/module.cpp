@@ -3,8 +3,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
-
 #include "binding.h"
 #include "parallel.h"
 
@@ -81,21 +79,23 @@ nb::object apply_rope(uintptr_t q, uintptr_t q_out, int64_t q_heads, int64_t q_t
   return nb::none();
 }
 
-void write_kv(uintptr_t k, int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head, uintptr_t k_cache,
-              int64_t k_page, int64_t k_slot, int64_t k_cache_head, uintptr_t v_cache, int64_t v_page, int64_t v_slot,
-              int64_t v_cache_head, uintptr_t slots, int64_t slot_stride, int64_t tokens, int64_t num_pages,
-              int64_t page_size, int64_t heads, int64_t head_dim) {
+void write_kv(uintptr_t k, int type, int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head,
+              uintptr_t k_cache, int cache_type, int64_t k_page, int64_t k_slot, int64_t k_cache_head, uintptr_t v_cache,
+              int64_t v_page, int64_t v_slot, int64_t v_cache_head, uintptr_t slots, int64_t slot_stride, int64_t tokens,
+              int64_t num_pages, int64_t page_size, int64_t heads, int64_t head_dim) {
   need_memory(k, tokens * heads * head_dim);
-  const size_t bytes = static_cast<size_t>(head_dim) * sizeof(float);
+  const auto convert = table().convert;
+  const Number from = static_cast<Number>(type), to = static_cast<Number>(cache_type);
+  const int64_t from_bytes = from == Number::kFloat ? 4 : 2, to_bytes = to == Number::kFloat ? 4 : 2;
   for (int64_t token = 0; token < tokens; ++token) {
     const int64_t slot = at<const int64_t>(slots)[token * slot_stride];
     if (slot < 0 || slot >= num_pages * page_size) continue;
     const int64_t page = slot / page_size, offset = slot - page * page_size;
     for (int64_t head = 0; head < heads; ++head) {
-      std::memcpy(at<float>(k_cache) + page * k_page + offset * k_slot + head * k_cache_head,
-                  at<const float>(k) + token * k_token + head * k_head, bytes);
-      std::memcpy(at<float>(v_cache) + page * v_page + offset * v_slot + head * v_cache_head,
-                  at<const float>(v) + token * v_token + head * v_head, bytes);
+      convert(at<const uint8_t>(k) + (token * k_token + head * k_head) * from_bytes, from,
+              at<uint8_t>(k_cache) + (page * k_page + offset * k_slot + head * k_cache_head) * to_bytes, to, head_dim);
+      convert(at<const uint8_t>(v) + (token * v_token + head * v_head) * from_bytes, from,
+              at<uint8_t>(v_cache) + (page * v_page + offset * v_slot + head * v_cache_head) * to_bytes, to, head_dim);
     }
   }
 }

@@ -54,25 +54,57 @@ inline Vec load_some(const typename Cached<Type>::Element* p, int64_t count) {
   return Cached<Type>::load_at(some);
 }
 
-// Nearest, ties to even; NaN stays NaN.
-inline uint16_t to_bf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>(bits >> 16 | 0x40);
-  return static_cast<uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1)) >> 16);
+// kWidth numbers, rounded to nearest even.
+#ifdef __AVX512F__
+inline __m256i to_bf16(Vec v) {
+  const __m512i bits = _mm512_castps_si512(v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, rounded, quiet), 16));
 }
+inline void store_halves(uint16_t* to, Vec v, Number type) {
+  const __m256i halves = type == Number::kBf16 ? to_bf16(v) : _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), halves);
+}
+#else
+inline __m128i to_bf16(Vec v) {
+  const __m256i bits = _mm256_castps_si256(v), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+  const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+}
+inline void store_halves(uint16_t* to, Vec v, Number type) {
+  const __m128i halves = type == Number::kBf16 ? to_bf16(v) : _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves);
+}
+#endif
 
-inline void store_as(void* out, int64_t i, float value, Number type) {
-  if (type == Number::kFloat) {
-    static_cast<float*>(out)[i] = value;
-  } else if (type == Number::kBf16) {
-    static_cast<uint16_t*>(out)[i] = to_bf16(value);
-  } else {
-    static_cast<uint16_t*>(out)[i] = static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));
+// Copy numbers from one type to another.
+inline void convert(const void* from, Number from_type, void* to, Number to_type, int64_t count) {
+  const int64_t width = from_type == Number::kFloat ? 4 : 2;
+  if (from_type == to_type) {
+    std::memcpy(to, from, static_cast<size_t>(count * width));
+    return;
+  }
+  for (int64_t i = 0; i < count; i += kWidth) {
+    const int64_t some = count - i < kWidth ? count - i : kWidth;
+    const Vec part = from_type == Number::kFloat  ? load_some<Number::kFloat>(static_cast<const float*>(from) + i, some)
+                     : from_type == Number::kBf16 ? load_some<Number::kBf16>(static_cast<const uint16_t*>(from) + i, some)
+                                                  : load_some<Number::kHalf>(static_cast<const uint16_t*>(from) + i, some);
+    if (to_type == Number::kFloat) {
+      store(static_cast<float*>(to) + i, part, tail_of(some));
+    } else if (some == kWidth) {
+      store_halves(static_cast<uint16_t*>(to) + i, part, to_type);
+    } else {
+      uint16_t halves[kWidth];
+      store_halves(halves, part, to_type);
+      std::memcpy(static_cast<uint16_t*>(to) + i, halves, static_cast<size_t>(some) * 2);
+    }
   }
 }
-
-inline int64_t bytes_of(Number type) { return type == Number::kFloat ? 4 : 2; }
 
 // kWidth rows of kWidth numbers: column j of row i goes to place i of row j.
 #ifdef __AVX512F__

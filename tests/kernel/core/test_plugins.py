@@ -80,10 +80,9 @@ def test_all_or_nothing_and_its_solutions_are_remembered(install_wheel: InstallW
     bad = "\nBAD = KernelSpec('norm.rms_nrom', 'half_other', 'half', Band.PLUGIN, 'half_plugin:rms_norm', CPU)\n\n\ndef rms"
     install_wheel("half", {"half": "half_plugin:PLUGIN"}, {"half_plugin": two.replace("\n\ndef rms", bad, 1)})
     registry, messages = _load()
-    assert messages == [
-        "plugin half (half 1.0) is left out: RegistrationError: kernel 'half_other': unknown op 'norm.rms_nrom'\n"
-        "Fix: known: norm.rms_norm, norm.fused_add_rms_norm."
-    ]
+    (message,) = messages
+    refused = "plugin half (half 1.0) is left out: RegistrationError: kernel 'half_other': unknown op 'norm.rms_nrom'\nFix: known: "
+    assert message.startswith(f"{refused}norm.rms_norm")
     assert not [spec.name for spec in registry if spec.name.startswith("half")]  # type: ignore[attr-defined]
     with pytest.warns(PluginWarning), pytest.raises(PluginError, match='solution="half_rms_norm" belongs to plugin half') as caught:
         rms_norm(torch.ones(1, 2), torch.ones(2), solution="half_rms_norm")

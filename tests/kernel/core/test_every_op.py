@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.fx import GraphModule, Interpreter
 
+from tokenspeed_kernel import dispatch
 from tokenspeed_kernel.case import Case
 from tokenspeed_kernel.errors import TokenSpeedKernelError
 from tokenspeed_kernel.registry import collect_builtin
@@ -28,6 +29,13 @@ OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "tes
 NOT_TRACED = {
     "gemm.pack_weight": "returns a packed weight that knows its kernel; it is called when weights are loaded, outside of a graph",
 }
+
+
+@pytest.fixture(autouse=True)
+def _built_in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever plugins are installed; their kernels have tests of their own."""
+    monkeypatch.setenv("TOKENSPEED_KERNEL_DISABLE_PLUGINS", "all")
+    dispatch.reset()
 
 
 @pytest.fixture(autouse=True)

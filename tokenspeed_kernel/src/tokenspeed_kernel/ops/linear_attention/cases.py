@@ -269,13 +269,14 @@ def _mamba2_tolerance(shape: Shape) -> dict[torch.dtype, Tolerance]:
     return _half(8e-2, 0.02 * math.sqrt(shape.key_dim))  # each output is a sum over the state's dimension
 
 
-_INPUTS: Final = {_gdn_tolerance: gdn_inputs, _conv_tolerance: conv_inputs, _mamba2_tolerance: mamba2_inputs}
+_Kind = tuple[Callable[..., _Build], Callable[[Shape], dict[torch.dtype, Tolerance]]]
+_GDN: Final[_Kind] = (gdn_inputs, _gdn_tolerance)
+_CONV: Final[_Kind] = (conv_inputs, _conv_tolerance)
+_MAMBA2: Final[_Kind] = (mamba2_inputs, _mamba2_tolerance)
 
 
-def _cases(
-    op: str, shapes: tuple[Shape, ...], half: Callable[[Shape], dict[torch.dtype, Tolerance]], ragged: bool
-) -> Iterator[Case]:
-    inputs = _INPUTS[half]
+def _cases(op: str, shapes: tuple[Shape, ...], kind: _Kind, ragged: bool) -> Iterator[Case]:
+    inputs, half = kind
     for shape in shapes:
         build = inputs(shape, ragged=ragged)
         yield Case(op, shape.label, build, ("out",), _EXACT, shape.bench, ("states",), (torch.float32,))
@@ -284,11 +285,11 @@ def _cases(
 
 
 CASES: Final = (
-    *_cases(GDN_PREFILL.name, (*_RAGGED, *_PREFILL_BENCH), _gdn_tolerance, True),
-    *_cases(GDN_DECODE.name, (*_UNIFORM, *_DECODE_BENCH), _gdn_tolerance, False),
-    *_cases(CAUSAL_CONV1D_PREFILL.name, (*_RAGGED, *_PREFILL_BENCH), _conv_tolerance, True),
-    *_cases(CAUSAL_CONV1D_UPDATE.name, (*_UNIFORM, *_DECODE_BENCH), _conv_tolerance, False),
-    *_cases(MAMBA2_PREFILL.name, (*_RAGGED, *_MAMBA_BENCH), _mamba2_tolerance, True),
-    *_cases(SELECTIVE_STATE_UPDATE.name, (*_UNIFORM, *_UPDATE_BENCH), _mamba2_tolerance, False),
+    *_cases(GDN_PREFILL.name, (*_RAGGED, *_PREFILL_BENCH), _GDN, True),
+    *_cases(GDN_DECODE.name, (*_UNIFORM, *_DECODE_BENCH), _GDN, False),
+    *_cases(CAUSAL_CONV1D_PREFILL.name, (*_RAGGED, *_PREFILL_BENCH), _CONV, True),
+    *_cases(CAUSAL_CONV1D_UPDATE.name, (*_UNIFORM, *_DECODE_BENCH), _CONV, False),
+    *_cases(MAMBA2_PREFILL.name, (*_RAGGED, *_MAMBA_BENCH), _MAMBA2, True),
+    *_cases(SELECTIVE_STATE_UPDATE.name, (*_UNIFORM, *_UPDATE_BENCH), _MAMBA2, False),
 )
 """Every kernel of the family meets these."""

@@ -146,7 +146,7 @@ _SHAPES: tuple[tuple[str, _Build], ...] = (
 )
 _FORMATS: tuple[tuple[str, _Build], ...] = (
     *((f"{fmt}, 2 tokens", _experts(2, 3, 2, 128, 128, fmt=fmt, ids="missing")) for fmt in WEIGHT_FORMATS),
-    *((f"{fmt}, 24 tokens", _experts(24, 3, 2, 128, 128, fmt=fmt)) for fmt in WEIGHT_FORMATS),
+    *((f"{fmt}, 17 tokens", _experts(17, 2, 2, 128, 128, fmt=fmt)) for fmt in WEIGHT_FORMATS),
     *(
         (f"{fmt}, odd blocks, {tokens} tokens", _experts(tokens, 2, 2, 136, 72, fmt=fmt))
         for fmt in ("fp8_e4m3@block_128x128", "fp8_e5m2@channel", "int4@channel")

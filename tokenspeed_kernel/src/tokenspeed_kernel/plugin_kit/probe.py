@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from tokenspeed_kernel import dispatch
-from tokenspeed_kernel.config import KernelConfig
+from tokenspeed_kernel.config import DISABLE, DISABLE_PLUGINS, PREFER, KernelConfig
 from tokenspeed_kernel.errors import TokenSpeedKernelError
 from tokenspeed_kernel.plugin_kit.capability import check_capability
 from tokenspeed_kernel.plugin_kit.numerics import check_numerics
@@ -42,7 +42,9 @@ def main(task: dict[str, Any]) -> None:
     """
     torch.set_num_threads(min(torch.get_num_threads(), 4))
     # Settings of whoever runs the suite must not decide about a wheel.
-    dispatch.configure(KernelConfig(triton_interpreter=KernelConfig.from_env().triton_interpreter))
+    for variable in (DISABLE, DISABLE_PLUGINS, PREFER):
+        os.environ.pop(variable, None)
+    dispatch.configure(None)
     found = importlib.metadata.distributions(path=[task["site"]])
     entry_points = [one for dist in found for one in dist.entry_points if one.group == ENTRY_POINT_GROUP]
     answer = _load(task, entry_points) if task["step"] == "load" else _run(task, entry_points)

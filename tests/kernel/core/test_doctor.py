@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from tokenspeed_kernel.cli import main
+from tokenspeed_kernel.platform import Vendor, current_platform
+from tokenspeed_kernel.tuning import Choice, Table, forget, machine_pins, write_table
 
 PLUGIN = """
 from tokenspeed_kernel import CPU, Band, KernelSpec, Library, Plugin
@@ -114,3 +116,23 @@ def test_ops_that_only_the_reference_serves_are_told(
     monkeypatch.setenv("TOKENSPEED_KERNEL_DISABLE_PLUGINS", "all")
     monkeypatch.setenv("TOKENSPEED_KERNEL_DISABLE", "triton,cpu_rms_norm")
     assert "norm.rms_norm" in doctor()[1]["reference_only"]
+
+
+def test_the_file_of_measured_choices_is_told(
+    doctor: Callable[[], tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert doctor()[1]["tuning"] is None
+    platform = current_platform()
+    kind = "cpu" if platform.vendor is Vendor.CPU else "gpu"
+    choice = Choice("norm.rms_norm", "x=fp32, weight=fp32", (), "cpu_rms_norm", "other", 1.0, 2.0)
+    path = tmp_path / "t.json"
+    monkeypatch.setenv("TOKENSPEED_KERNEL_TUNING", str(path))
+    write_table(path, kind, Table(machine_pins(platform, ()), (choice,)))
+    status, facts = doctor()
+    assert (status, facts["tuning"]) == (0, {"file": str(path), "choices": 1, "problem": ""})
+    forget()
+    write_table(path, kind, Table({**machine_pins(platform, ()), "torch": "1.0"}, (choice,)))
+    status, facts = doctor()
+    assert status == 1
+    assert "torch: measured with 1.0, here is" in facts["problems"][0]
+    forget()

@@ -19,6 +19,7 @@ from tokenspeed_kernel.plugins import load_registry
 from tokenspeed_kernel.registry import Registry
 from tokenspeed_kernel.selection import Request, Verdict, evaluate, library_problem
 from tokenspeed_kernel.spec import Band, KernelSpec, Library
+from tokenspeed_kernel.tuning import TuningError, choice_for, read_tables
 
 __all__ = ["COMMAND"]
 
@@ -44,6 +45,7 @@ def _run(options: argparse.Namespace) -> int:
         "plugins": [plugin_facts(record) for record in registry.plugins],
         "warnings": [str(one.message) for one in caught],
         "disabled": sorted(config.disabled),
+        "tuning": _tuning_facts(config, platform),
         "reference_only": _reference_only(registry, platform, config),
     }
     facts["problems"] = _problems(registry, facts)
@@ -105,11 +107,28 @@ def _reference_only(registry: Registry, platform: Platform, config: KernelConfig
     return lacking
 
 
+def _tuning_facts(config: KernelConfig, platform: Platform) -> dict[str, Any] | None:
+    """The file of measured choices, and why it is refused on this machine."""
+    if not config.tuning:
+        return None
+    facts: dict[str, Any] = {"file": config.tuning, "choices": 0, "problem": ""}
+    try:
+        kind = "cpu" if platform.vendor is Vendor.CPU else "gpu"
+        table = read_tables(config.tuning).get(kind)
+        # Asking for any choice holds the table's pins against this machine.
+        choice_for(config.tuning, "", "", {}, platform)
+    except TuningError as error:
+        return {**facts, "problem": str(error)}
+    return {**facts, "choices": len(table.choices) if table is not None else 0}
+
+
 def _problems(registry: Registry, facts: dict[str, Any]) -> list[str]:
     """What is broken, as against not installed."""
     found = [f"plugin {record.label}: {record.error}" for record in registry.plugins if record.error]
     told = " ".join(found)
     found += [text for text in facts["warnings"] if not any(one.error and one.error in text for one in registry.plugins)]
+    if facts["tuning"] is not None and facts["tuning"]["problem"]:
+        found.append(facts["tuning"]["problem"])
     for library in facts["libraries"]:
         if library["problem"] and library["installed"] and library["problem"] not in told:
             found.append(library["problem"])
@@ -142,6 +161,8 @@ def _print(platform: Platform, facts: dict[str, Any]) -> None:
         print("no plugin is installed")
     if facts["disabled"]:
         print(f"disabled by TOKENSPEED_KERNEL_DISABLE: {', '.join(facts['disabled'])}")
+    if facts["tuning"] is not None:
+        print(f"measured choices: {facts['tuning']['choices']} for this device in {facts['tuning']['file']}")
     if facts["reference_only"]:
         print(f"nothing but the reference runs here for: {', '.join(facts['reference_only'])}")
     for text in facts["problems"]:

@@ -98,7 +98,7 @@ def test_threads_are_those_of_pytorch() -> None:
 
     torch.ones(8) + 1
     assert _kernels.instruction_set() == _kernels.instruction_sets()[0]
-    assert set(_kernels.instruction_sets()) <= {"avx2", "avx512", "avx512_vnni"}
+    assert set(_kernels.instruction_sets()) <= {"avx2", "avx512", "avx512_vnni", "amx"}
     assert _kernels.has_team()
     with pytest.raises(ValueError, match=r"expected one of .*avx2, got sse"):
         _kernels.use_instruction_set("sse")

@@ -1,10 +1,17 @@
 """The compiled kernels. Addresses, sizes and strides are integers; strides count elements. Nothing is checked here."""
 
 def instruction_set() -> str:
-    """What the kernels use: ``avx512_vnni``, ``avx512`` or ``avx2``; empty on a processor that has none of them."""
+    """What the kernels use: ``amx``, ``avx512_vnni``, ``avx512`` or ``avx2``; empty on a processor that has none of them."""
 
 def instruction_sets() -> list[str]:
     """Those that the processor has, best first."""
+
+def give_same_products(one: str, other: str) -> bool:
+    """Whether two of them give the same bits for products of every panel format, on made-up numbers.
+
+    Raises:
+        ValueError: the processor does not have one of them.
+    """
 
 def use_instruction_set(name: str) -> None:
     """Use another one, for tests.

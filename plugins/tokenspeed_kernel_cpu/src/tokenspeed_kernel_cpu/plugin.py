@@ -19,7 +19,7 @@ _PAGED: Final = tuple(
 
 
 def _spec(
-    op: str, implementation: str, formats: tuple[Signature, ...], traits: dict[str, OneOf] | None = None
+    op: str, implementation: str, formats: tuple[Signature, ...], traits: dict[str, OneOf] | None = None, *more: Verified
 ) -> KernelSpec:
     return KernelSpec(
         op=op,
@@ -33,7 +33,7 @@ def _spec(
         formats=formats,
         traits=traits or {},
         requires=("tokenspeed_kernel_cpu._kernels",),
-        verified=(Verified(VerifiedBy.SILICON, "x86-64 AVX2, AVX-512 and AVX512_VNNI"),),
+        verified=(Verified(VerifiedBy.SILICON, "x86-64 AVX2, AVX-512 and AVX512_VNNI"), *more),
     )
 
 
@@ -71,6 +71,7 @@ PLUGIN: Final = Plugin(
             Signature.product(weight=(*_GGUF, *_GROUPED)),
             # Activations are rounded to 8 bits: only for a caller that allows it.
             {"round_activations": OneOf(True)},
+            Verified(VerifiedBy.COMPILED, "x86-64 AMX-INT8", "machine code, and the same bits with emulated tiles"),
         ),
         _spec(
             "embedding.embedding",

@@ -18,6 +18,8 @@ const KernelTable& table();
 std::string instruction_set();
 // Those that the processor has, best first.
 std::vector<std::string> instruction_sets();
+// Whether two of them give the same bits for products of every panel format, on made-up numbers.
+bool give_same_products(const std::string& one, const std::string& other);
 // Use another one, for tests.
 void use_instruction_set(const std::string& name);
 

@@ -68,5 +68,6 @@ struct KernelTable {
 extern const KernelTable kAvx2;
 extern const KernelTable kAvx512;
 extern const KernelTable kAvx512Vnni;
+extern const KernelTable kAmx;
 
 }  // namespace tokenspeed_cpu

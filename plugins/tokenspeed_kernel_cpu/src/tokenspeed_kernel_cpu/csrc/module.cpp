@@ -105,6 +105,7 @@ void write_kv(uintptr_t k, int type, int64_t k_token, int64_t k_head, uintptr_t 
 NB_MODULE(_kernels, m) {
   m.def("instruction_set", &instruction_set);
   m.def("instruction_sets", &instruction_sets);
+  m.def("give_same_products", &give_same_products);
   m.def("use_instruction_set", &use_instruction_set);
   m.def("has_team", [] { return team() != nullptr; });
   m.def("rms_norm", &rms_norm);

@@ -86,9 +86,64 @@ struct TokenRows {
   int32_t whole_sum(int t, int64_t b) const { return half_sum[t][2 * b] + half_sum[t][2 * b + 1]; }
 };
 
-template <int Tokens>
-inline void block_rows(const TokenRows<Tokens>& x, int64_t b, const int8_t** values) {
-  for (int t = 0; t < Tokens; ++t) values[t] = x.values[t] + b * kBlockColumns;
+// Bytes of a block (of half of one, for Q6_K, whose scales are for 16 columns), and how many such parts a block has.
+template <Panel Format>
+constexpr int kParts = Format == Panel::kQ6_K ? 2 : 1;
+
+// Weights are stored with this much added.
+template <Panel Format>
+constexpr int32_t kOffset = Format == Panel::kQ4_0 ? 8 : Format == Panel::kQ8_0 ? 128 : Format == Panel::kQ6_K ? 32 : 0;
+
+// What is to be taken off the sum of products of a part for the offset; the integers stay exact.
+template <Panel Format, int Tokens>
+inline int32_t offset_sum(const TokenRows<Tokens>& x, int t, int64_t b, int part) {
+  if constexpr (kOffset<Format> == 0) return 0;
+  return -kOffset<Format> * (kParts<Format> == 2 ? x.half_sum[t][2 * b + part] : x.whole_sum(t, b));
+}
+
+// The 4-bit values or bytes of a block.
+template <Panel Format>
+inline const uint8_t* block_at(const TileArgs& args, int64_t b) {
+  if constexpr (Format == Panel::kQ4_0) return args.panel + b * 288;
+  if constexpr (Format == Panel::kQ4_1) return args.panel + b * 320;
+  if constexpr (Format == Panel::kQ8_0) return args.panel + b * 544;
+  if constexpr (Format == Panel::kQ6_K) return args.panel + b * 640;
+  if constexpr (Format == Panel::kQ4_K) return args.panel + (b >> 3) * 2368 + 64 + (b & 7) * 288;
+  const int64_t group = b / args.blocks_per_group, within = b - group * args.blocks_per_group;
+  return args.panel + group * group_bytes(args.scale, args.blocks_per_group) + kPanelRows * (scale_bytes(args.scale) + 1) + within * 256;
+}
+
+// Bring the integer sums of a part of a block into the totals: times the scales of rows and tokens, and the minima's share.
+template <Panel Format, int Tokens>
+inline void add_scaled(const TileArgs& args, const TokenRows<Tokens>& x, int64_t b, int part, int64_t lane, const Ints* dots, Vec* total) {
+  const uint8_t* block = block_at<Format>(args, b);
+  Vec d, m;
+  constexpr bool kHasMinimum = Format == Panel::kQ4_1 || Format == Panel::kQ4_K || Format == Panel::kInt4;
+  if constexpr (Format == Panel::kQ4_0 || Format == Panel::kQ4_1) d = load_half(block + 256 + 2 * lane);
+  if constexpr (Format == Panel::kQ4_1) m = load_half(block + 288 + 2 * lane);
+  if constexpr (Format == Panel::kQ8_0) d = load_half(block + 512 + 2 * lane);
+  if constexpr (Format == Panel::kQ6_K) d = load(reinterpret_cast<const float*>(block + 512 + 64 * part) + lane);
+  if constexpr (Format == Panel::kQ4_K) {
+    const uint8_t* super = args.panel + (b >> 3) * 2368;
+    d = load_half(super + 2 * lane) * load_u8(block + 256 + lane);
+    m = load_half(super + 32 + 2 * lane) * load_u8(block + 272 + lane);
+  }
+  if constexpr (Format == Panel::kInt4) {
+    const int64_t width = scale_bytes(args.scale);
+    const uint8_t* start = args.panel + b / args.blocks_per_group * group_bytes(args.scale, args.blocks_per_group);
+    const uint8_t* scales = start + width * lane;
+    d = args.scale == Scale::kHalf   ? load_half(scales)
+        : args.scale == Scale::kBf16 ? load_bf16(scales)
+                                     : load(reinterpret_cast<const float*>(scales));
+    m = d * load_u8(start + kPanelRows * width + lane);
+  }
+  for (int t = 0; t < Tokens; ++t) {
+    total[t] = fma(to_float(dots[t]), d * splat(x.scale[t][b]), total[t]);
+    if constexpr (kHasMinimum) {
+      // Minima of Q4_1 are added; those of Q4_K, and zero points, are taken off.
+      total[t] = fma(m, splat(Format == Panel::kQ4_1 ? x.sum[t][b] : -x.sum[t][b]), total[t]);
+    }
+  }
 }
 
 template <Panel Format, int Tokens>
@@ -98,79 +153,42 @@ void tile(const TileArgs& args, int64_t token, int64_t lane, float* sums) {
   for (int t = 0; t < Tokens; ++t) total[t] = load(sums + t * kPanelRows);
   const int8_t* values[Tokens];
   for (int64_t b = 0; b < args.num_blocks; ++b) {
-    block_rows<Tokens>(x, b, values);
-    Ints dots[Tokens];
-    if constexpr (Format == Panel::kQ4_0) {
-      const uint8_t* block = args.panel + b * 288;
-      for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(-8 * x.whole_sum(t, b));
-      dot_nibbles<Tokens>(block + 4 * lane, values, dots);
-      const Vec d = load_half(block + 256 + 2 * lane);
-      for (int t = 0; t < Tokens; ++t) total[t] = fma(to_float(dots[t]), d * splat(x.scale[t][b]), total[t]);
-    } else if constexpr (Format == Panel::kQ4_1) {
-      const uint8_t* block = args.panel + b * 320;
-      for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(0);
-      dot_nibbles<Tokens>(block + 4 * lane, values, dots);
-      const Vec d = load_half(block + 256 + 2 * lane), m = load_half(block + 288 + 2 * lane);
-      for (int t = 0; t < Tokens; ++t) {
-        total[t] = fma(to_float(dots[t]), d * splat(x.scale[t][b]), total[t]);
-        total[t] = fma(m, splat(x.sum[t][b]), total[t]);
-      }
-    } else if constexpr (Format == Panel::kQ4_K) {
-      const uint8_t* super = args.panel + (b >> 3) * 2368;
-      const uint8_t* block = super + 64 + (b & 7) * 288;
-      for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(0);
-      dot_nibbles<Tokens>(block + 4 * lane, values, dots);
-      const Vec d = load_half(super + 2 * lane) * load_u8(block + 256 + lane);
-      const Vec m = load_half(super + 32 + 2 * lane) * load_u8(block + 272 + lane);
-      for (int t = 0; t < Tokens; ++t) {
-        total[t] = fma(to_float(dots[t]), d * splat(x.scale[t][b]), total[t]);
-        total[t] = fma(m, splat(-x.sum[t][b]), total[t]);
-      }
-    } else if constexpr (Format == Panel::kInt4) {
-      const int64_t group = b / args.blocks_per_group, within = b - group * args.blocks_per_group;
-      const uint8_t* start = args.panel + group * group_bytes(args.scale, args.blocks_per_group);
-      const int64_t width = scale_bytes(args.scale), header = kPanelRows * (width + 1);
-      for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(0);
-      dot_nibbles<Tokens>(start + header + within * 256 + 4 * lane, values, dots);
-      const uint8_t* scales = start + width * lane;
-      const Vec d = args.scale == Scale::kHalf   ? load_half(scales)
-                    : args.scale == Scale::kBf16 ? load_bf16(scales)
-                                                 : load(reinterpret_cast<const float*>(scales));
-      const Vec m = d * load_u8(start + kPanelRows * width + lane);
-      for (int t = 0; t < Tokens; ++t) {
-        total[t] = fma(to_float(dots[t]), d * splat(x.scale[t][b]), total[t]);
-        total[t] = fma(m, splat(-x.sum[t][b]), total[t]);
-      }
-    } else if constexpr (Format == Panel::kQ8_0) {
-      const uint8_t* block = args.panel + b * 544;
+    const uint8_t* block = block_at<Format>(args, b) + 4 * lane;
+    for (int part = 0; part < kParts<Format>; ++part) {
+      for (int t = 0; t < Tokens; ++t) values[t] = x.values[t] + b * kBlockColumns + 16 * part;
+      Ints dots[Tokens];
 #ifdef __AVX512VNNI__
-      for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(-128 * x.whole_sum(t, b));
+      constexpr bool kIsBiased = true;
 #else
-      for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(0);
+      constexpr bool kIsBiased = Format != Panel::kQ8_0;  // dot_bytes takes the offset off by itself
 #endif
-      dot_bytes<Tokens>(block + 4 * lane, values, dots);
-      const Vec d = load_half(block + 512 + 2 * lane);
-      for (int t = 0; t < Tokens; ++t) total[t] = fma(to_float(dots[t]), d * splat(x.scale[t][b]), total[t]);
-    } else {
-      const uint8_t* block = args.panel + b * 640;
-      for (int half = 0; half < 2; ++half) {
-        for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(-32 * x.half_sum[t][2 * b + half]);
-        dot_six_bits<Tokens>(block + 256 * half + 4 * lane, values, dots);
-        const Vec d = load(reinterpret_cast<const float*>(block + 512 + 64 * half) + lane);
-        for (int t = 0; t < Tokens; ++t) {
-          total[t] = fma(to_float(dots[t]), d * splat(x.scale[t][b]), total[t]);
-          values[t] += 16;
-        }
+      for (int t = 0; t < Tokens; ++t) dots[t] = splat_word(kIsBiased ? offset_sum<Format, Tokens>(x, t, b, part) : 0);
+      if constexpr (Format == Panel::kQ8_0) {
+        dot_bytes<Tokens>(block, values, dots);
+      } else if constexpr (Format == Panel::kQ6_K) {
+        dot_six_bits<Tokens>(block + 256 * part, values, dots);
+      } else {
+        dot_nibbles<Tokens>(block, values, dots);
       }
+      add_scaled<Format, Tokens>(args, x, b, part, lane, dots, total);
     }
   }
   for (int t = 0; t < Tokens; ++t) store(sums + t * kPanelRows, total[t]);
 }
 
+#ifdef TOKENSPEED_AMX
+#include "multiply_amx.h"
+#endif
+
 template <Panel Format>
 void multiply(const TileArgs& args) {
+#ifdef TOKENSPEED_AMX
+  const int64_t done = multiply_amx<Format>(args);
+#else
+  constexpr int64_t done = 0;
+#endif
   for (int64_t lane = 0; lane < kPanelRows; lane += kWidth) {
-    int64_t t = 0;
+    int64_t t = done;
     const auto sums = [&] { return args.sums + t * kPanelRows + lane; };
 #ifdef __AVX512F__
     for (; t + 8 <= args.num_tokens; t += 8) tile<Format, 8>(args, args.first_token + t, lane, sums());

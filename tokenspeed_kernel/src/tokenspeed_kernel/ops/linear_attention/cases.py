@@ -19,7 +19,7 @@ from tokenspeed_kernel.ops.linear_attention.contract import (
     SELECTIVE_STATE_UPDATE,
 )
 
-__all__ = ["CASES", "Shape"]
+__all__ = ["CASES", "CONV", "GDN", "MAMBA2", "Kind", "Shape", "cases_of"]
 
 _Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
 
@@ -269,13 +269,15 @@ def _mamba2_tolerance(shape: Shape) -> dict[torch.dtype, Tolerance]:
     return _half(8e-2, 0.02 * math.sqrt(shape.key_dim))  # each output is a sum over the state's dimension
 
 
-_Kind = tuple[Callable[..., _Build], Callable[[Shape], dict[torch.dtype, Tolerance]]]
-_GDN: Final[_Kind] = (gdn_inputs, _gdn_tolerance)
-_CONV: Final[_Kind] = (conv_inputs, _conv_tolerance)
-_MAMBA2: Final[_Kind] = (mamba2_inputs, _mamba2_tolerance)
+Kind = tuple[Callable[..., _Build], Callable[[Shape], dict[torch.dtype, Tolerance]]]
+"""What makes the inputs of an op, and its tolerances in half precision."""
+GDN: Final[Kind] = (gdn_inputs, _gdn_tolerance)
+CONV: Final[Kind] = (conv_inputs, _conv_tolerance)
+MAMBA2: Final[Kind] = (mamba2_inputs, _mamba2_tolerance)
 
 
-def _cases(op: str, shapes: tuple[Shape, ...], kind: _Kind, ragged: bool) -> Iterator[Case]:
+def cases_of(op: str, shapes: tuple[Shape, ...], kind: Kind, ragged: bool) -> Iterator[Case]:
+    """Two cases for each shape: in float32, and in half precision with its tolerances."""
     inputs, half = kind
     for shape in shapes:
         build = inputs(shape, ragged=ragged)
@@ -285,11 +287,11 @@ def _cases(op: str, shapes: tuple[Shape, ...], kind: _Kind, ragged: bool) -> Ite
 
 
 CASES: Final = (
-    *_cases(GDN_PREFILL.name, (*_RAGGED, *_PREFILL_BENCH), _GDN, True),
-    *_cases(GDN_DECODE.name, (*_UNIFORM, *_DECODE_BENCH), _GDN, False),
-    *_cases(CAUSAL_CONV1D_PREFILL.name, (*_RAGGED, *_PREFILL_BENCH), _CONV, True),
-    *_cases(CAUSAL_CONV1D_UPDATE.name, (*_UNIFORM, *_DECODE_BENCH), _CONV, False),
-    *_cases(MAMBA2_PREFILL.name, (*_RAGGED, *_MAMBA_BENCH), _MAMBA2, True),
-    *_cases(SELECTIVE_STATE_UPDATE.name, (*_UNIFORM, *_UPDATE_BENCH), _MAMBA2, False),
+    *cases_of(GDN_PREFILL.name, (*_RAGGED, *_PREFILL_BENCH), GDN, True),
+    *cases_of(GDN_DECODE.name, (*_UNIFORM, *_DECODE_BENCH), GDN, False),
+    *cases_of(CAUSAL_CONV1D_PREFILL.name, (*_RAGGED, *_PREFILL_BENCH), CONV, True),
+    *cases_of(CAUSAL_CONV1D_UPDATE.name, (*_UNIFORM, *_DECODE_BENCH), CONV, False),
+    *cases_of(MAMBA2_PREFILL.name, (*_RAGGED, *_MAMBA_BENCH), MAMBA2, True),
+    *cases_of(SELECTIVE_STATE_UPDATE.name, (*_UNIFORM, *_UPDATE_BENCH), MAMBA2, False),
 )
 """Every kernel of the family meets these."""

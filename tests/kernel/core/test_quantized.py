@@ -74,6 +74,13 @@ def test_checkpoint_forms_of_scales_are_taken() -> None:
     assert packed.scale is not None and packed.scale.dtype is torch.uint8 and packed.scale.tolist() == [[127]] * 4
 
 
+def test_no_part_requires_a_gradient() -> None:
+    scale = torch.nn.Parameter(torch.ones(4, 1))
+    tensor = QuantizedTensor(torch.zeros(4, 16, dtype=torch.uint8), Format.parse("int4@group_32"), (4, 32), scale)
+    assert tensor.scale is not None and not tensor.scale.requires_grad
+    assert tensor.scale.data_ptr() == scale.data_ptr()
+
+
 def test_rows_follow_the_blocks_of_the_scales() -> None:
     tensor = make("fp8_e4m3@block_128x128", 300, 256)
     part = tensor.rows(128, 300)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenspeed_kernel import ShapeError
+from tokenspeed_kernel import Format, QuantizedTensor, ShapeError
+from tokenspeed_kernel.ops.embedding import embedding
 from tokenspeed_kernel.ops.gemm import bmm, grouped_mm_contiguous, grouped_mm_masked, mm
 from tokenspeed_kernel.ops.gemm.cases_stacks import STACK_CASES
+from tokenspeed_kernel.ops.quantization import dequantize
+from tokenspeed_kernel.ops.quantization.cases import random_quantized
 from tokenspeed_kernel.testing import check_case
 
 CPU = torch.device("cpu")
@@ -40,6 +43,47 @@ def test_triton_on_gpu(case, dtype: torch.dtype) -> None:  # type: ignore[no-unt
 @pytest.mark.parametrize("case", [case for case in STACK_CASES if case.bench], ids=str)
 def test_real_sizes_on_gpu(case) -> None:  # type: ignore[no-untyped-def]
     check_case(case, solution="triton", device=torch.device("cuda"), dtype=torch.bfloat16)
+
+
+PLAIN_BMM = [case for case in STACK_CASES if case.op == "gemm.bmm" and "@" not in case.label]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", PLAIN_BMM, ids=str)
+def test_cublas(case, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    check_case(case, solution="cublas", device=torch.device("cuda"), dtype=dtype)
+
+
+@pytest.mark.parametrize("case", PLAIN_BMM, ids=str)
+def test_calls_of_the_library_on_the_cpu(case) -> None:  # type: ignore[no-untyped-def]
+    """PyTorch has the same function for the CPU; a wider output alone it has not."""
+    from tokenspeed_kernel.ops.gemm.vendor.cublas_bmm import bmm as library_bmm
+
+    inputs = case.build(torch.Generator().manual_seed(0), CPU, torch.float32)
+    want = bmm(**inputs, solution="reference")
+    tolerance = case.tolerance_of(torch.float32)
+    torch.testing.assert_close(library_bmm(**inputs), want, rtol=tolerance.relative, atol=tolerance.absolute)
+    out = torch.empty((*want.shape[:-1], 2 * want.shape[-1]))[..., ::2]
+    assert library_bmm(**inputs, out=out) is out
+    torch.testing.assert_close(out, want, rtol=tolerance.relative, atol=tolerance.absolute)
+
+
+def test_experts_and_tables_beyond_two_to_the_31() -> None:
+    """Bytes far apart in a storage of which only the touched pages exist: an offset of 32 bits would wrap."""
+    fmt, rows, columns = Format.parse("gguf_q8_0@inline"), 3, 64
+    near = random_quantized(fmt, (2, rows, columns), torch.Generator().manual_seed(0), CPU)
+    far = torch.empty(2**31 + 4096, dtype=torch.uint8).as_strided((2, rows, near.data.shape[2]), (2**31, near.data.shape[2], 1))
+    far.copy_(near.data)
+    weight = QuantizedTensor(far, fmt, (2, rows, columns))
+    x, offsets = torch.randn(5, columns), torch.tensor([0, 2, 5])
+    table = QuantizedTensor(far[:, 0], fmt, (2, columns))
+    solutions = ("cpu",) if torch.cuda.is_available() else ("cpu", "triton")
+    for solution in solutions:
+        want = grouped_mm_contiguous(x, near, offsets, solution="reference")
+        torch.testing.assert_close(grouped_mm_contiguous(x, weight, offsets, solution=solution), want, rtol=1e-5, atol=1e-4)
+        got = embedding(torch.tensor([1, 0]), table, solution=solution)
+        assert torch.equal(got, dequantize(near)[[1, 0], 0])
 
 
 def test_offsets_and_ids_say_the_same() -> None:

@@ -130,7 +130,7 @@ class QuantizedTensor:
         if tuple(tensor.shape) == short:
             tensor = tensor.reshape(wanted) if len(short) > len(wanted) else tensor.unsqueeze(-1)
         _check(fmt, name, tensor, dtypes, wanted)
-        return tensor
+        return tensor.detach() if tensor.requires_grad else tensor
 
     @property
     def device(self) -> torch.device:

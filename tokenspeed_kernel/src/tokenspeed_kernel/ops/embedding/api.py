@@ -93,7 +93,7 @@ def _run_embedding(
             raise _out_error(token_ids, weight, out)
         check_devices(EMBEDDING.name, device, token_ids=token_ids, out=out)
         kernel = _embedding.bind(key, device, (ids_dtype, dtype, out_dtype), (), solution)
-    if is_grad_enabled():
+    if is_grad_enabled() and isinstance(weight, torch.Tensor) and weight.requires_grad:
         with torch.no_grad():
             result: torch.Tensor = kernel(token_ids, weight, out=out, out_dtype=out_dtype)
         return result

@@ -7,6 +7,7 @@ only where the caller of `pack_weight` allows it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from tokenspeed_kernel.signature import Format, Signature
@@ -90,6 +91,7 @@ WEIGHT_FORMATS = tuple(str(fmt) for fmt in Format.scaled() if "fnuz" not in fmt.
 """Scaled formats in which the kernels here take a weight."""
 
 
+@functools.cache
 def weight_only_formats(
     weights: Iterable[str] = WEIGHT_FORMATS, formats: Iterable[str] = ("fp32", "bf16", "fp16")
 ) -> tuple[Signature, ...]:
@@ -118,6 +120,7 @@ SCALED_PAIRS = (
 """Formats of x and weight in which the kernels here take both quantized."""
 
 
+@functools.cache
 def scaled_formats(pairs: Iterable[tuple[str, str]] = SCALED_PAIRS) -> tuple[Signature, ...]:
     """Signatures in which x is quantized too: the output is fp32, bf16 or fp16, the bias has its format or is fp32.
 
@@ -132,6 +135,7 @@ def scaled_formats(pairs: Iterable[tuple[str, str]] = SCALED_PAIRS) -> tuple[Sig
     )
 
 
+@functools.cache
 def grouped_formats(rows: str = "", *, integers: Iterable[str] = ("int32", "int64"), scaled: bool = True) -> tuple[Signature, ...]:
     """Signatures of the products of stacks: plain, with a quantized weight, with both quantized; the output has x's format or is
     fp32 (any of the three, for a quantized x).

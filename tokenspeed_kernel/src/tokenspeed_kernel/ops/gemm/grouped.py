@@ -9,7 +9,7 @@ from torch.compiler import is_compiling
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.gemm.contract import BMM, GROUPED_MM_CONTIGUOUS, GROUPED_MM_MASKED
-from tokenspeed_kernel.ops.gemm.parts import data_of, kind_of, put_together, schema, taken_apart
+from tokenspeed_kernel.ops.gemm.parts import data_of, kind_of, put_together, schema, taken_apart, wants_gradient
 from tokenspeed_kernel.ops.operands import check_operands, tensor_error
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import Format
@@ -66,7 +66,7 @@ def _run_bmm(
         check_operands(BMM.name, x=x, weight=weight, out=out)
         check_devices(BMM.name, device, x=data_of(x), weight=data_of(weight), out=out)
         kernel = _bmm.bind(key, device, (*kinds, out_dtype), (), solution)
-    if is_grad_enabled():
+    if is_grad_enabled() and wants_gradient(x, weight):
         with torch.no_grad():
             result: torch.Tensor = kernel(x, weight, out=out, out_dtype=out_dtype)
         return result
@@ -144,7 +144,7 @@ def _run_contiguous(
         check_devices(name, device, x=data_of(x), weight=data_of(weight), offsets=offsets, expert_ids=expert_ids, out=out)
         owners = (None, owner.dtype) if by_ids else (owner.dtype, None)
         kernel = _contiguous.bind(key, device, (*kinds, *owners, out_dtype), (), solution)
-    if is_grad_enabled():
+    if is_grad_enabled() and wants_gradient(x, weight):
         with torch.no_grad():
             result: torch.Tensor = kernel(x, weight, offsets, expert_ids, out=out, out_dtype=out_dtype)
         return result
@@ -211,7 +211,7 @@ def _run_masked(
         check_operands(name, x=x, weight=weight, masked_m=masked_m, out=out)
         check_devices(name, device, x=data_of(x), weight=data_of(weight), masked_m=masked_m, out=out)
         kernel = _masked.bind(key, device, (*kinds, masked_m.dtype, out_dtype), (), solution)
-    if is_grad_enabled():
+    if is_grad_enabled() and wants_gradient(x, weight):
         with torch.no_grad():
             result: torch.Tensor = kernel(x, weight, masked_m, out=out, out_dtype=out_dtype)
         return result

@@ -7,7 +7,7 @@ import torch
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import Format
 
-__all__ = ["Parts", "data_of", "kind_of", "put_together", "schema", "taken_apart"]
+__all__ = ["Parts", "data_of", "kind_of", "put_together", "schema", "taken_apart", "wants_gradient"]
 
 Parts = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, str, list[int]]
 """Values, scales, global scales, zero points, format (empty for a plain tensor) and shape."""
@@ -52,3 +52,11 @@ def data_of(operand: torch.Tensor | QuantizedTensor) -> torch.Tensor:
 def kind_of(operand: torch.Tensor | QuantizedTensor) -> torch.dtype | Format:
     """Return what a kernel is chosen by: dtype or format."""
     return operand.format if isinstance(operand, QuantizedTensor) else operand.dtype
+
+
+def wants_gradient(*operands: torch.Tensor | QuantizedTensor | None) -> bool:
+    """Say whether a plain operand requires a gradient; a quantized tensor has let go of those of its parts."""
+    for operand in operands:  # noqa: SIM110  # on the hot path, where a generator costs more than the loop
+        if isinstance(operand, torch.Tensor) and operand.requires_grad:
+            return True
+    return False

@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.gemm.contract import MANY_ROWS, MM
-from tokenspeed_kernel.ops.gemm.parts import data_of, kind_of, put_together, schema, taken_apart
+from tokenspeed_kernel.ops.gemm.parts import data_of, kind_of, put_together, schema, taken_apart, wants_gradient
 from tokenspeed_kernel.ops.operands import check_operands, tensor_error
 from tokenspeed_kernel.quantized import QuantizedTensor
 
@@ -85,7 +85,7 @@ def _run(
         parts = {"x": data_of(x), "weight": data_of(weight), "bias": bias, "out": out}
         check_devices(MM.name, device, **parts)
         kernel = _mm.bind(key, device, (*kinds, bias_dtype, out_dtype), (max_rows,), solution)
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and wants_gradient(x, weight, bias):
         with torch.no_grad():
             result: torch.Tensor = kernel(x, weight, bias, out=out, out_dtype=out_dtype)
         return result

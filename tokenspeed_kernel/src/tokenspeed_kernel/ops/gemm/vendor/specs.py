@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernel.ops.gemm.contract import MM, mm_formats
+from tokenspeed_kernel.ops.gemm.contract import BMM, MM, grouped_formats, mm_formats
 from tokenspeed_kernel.ops.gemm.vendor.block_fp8_specs import BLOCK_FP8_SPECS
 from tokenspeed_kernel.signature import Signature
 from tokenspeed_kernel.spec import Band, Capability, KernelSpec, Verified, VerifiedBy
@@ -38,6 +38,16 @@ SPECS = (
             Signature.of(x="fp8_e4m3@token", weight="fp8_e4m3@channel", bias="bf16", out="bf16"),
         ),
         priority=5,
+        graph_safe=True,
+    ),
+    KernelSpec(
+        op=BMM.name,
+        name="cublas_bmm",
+        solution="cublas",
+        band=Band.PERFORMANT,
+        implementation="tokenspeed_kernel.ops.gemm.vendor.cublas_bmm:bmm",
+        capability=Capability(("nvidia",)),
+        formats=grouped_formats(scaled=False),
         graph_safe=True,
     ),
 )

@@ -17,16 +17,18 @@ __all__ = ["SCALED_CASES", "product_tolerance"]
 _Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
 
 
-def product_tolerance(in_features: int) -> dict[torch.dtype, Tolerance]:
+def product_tolerance(in_features: int, *, coarse: bool = False) -> dict[torch.dtype, Tolerance]:
     """Rounding grows with the root of the number of unit-normal products that are summed. A library that splits the sum may
     round each part to half precision; a tf32 product would be off by 2**-11 times that root, and is caught.
 
     Args:
         in_features: how many are summed.
+        coarse: a float32 result is no more exact than half precision: values were rounded to it, as the contract allows for scales
+            that are no powers of two, or the matrix unit adds fp8 products with some 14 bits, as that of sm_90 does.
     """
     root = max(in_features, 1) ** 0.5
     return {
-        torch.float32: Tolerance(1e-5, 4e-6 * root),
+        torch.float32: Tolerance(4e-3, 2**-9 * root) if coarse else Tolerance(1e-5, 4e-6 * root),
         torch.float16: Tolerance(2e-3, 1.5 * 2**-11 * root),
         torch.bfloat16: Tolerance(1.6e-2, 1.5 * 2**-8 * root),
     }
@@ -82,7 +84,9 @@ _BENCH_WEIGHTS = (_FP8, _FP4, "mxfp4@block_32", "int4@group_128", _GGUF)
 
 
 def _case(label: str, build: _Build, in_features: int, *, bench: bool = False) -> Case:
-    return Case(MM.name, label, build, tolerance=product_tolerance(in_features), bench=bench)
+    coarse = label.startswith("fp8_e4m3@") and label.count("fp8_e4m3@") == 2
+    coarse = coarse or label == f"{_GGUF} fp32 out and bias"
+    return Case(MM.name, label, build, tolerance=product_tolerance(in_features, coarse=coarse), bench=bench)
 
 
 SCALED_CASES = (

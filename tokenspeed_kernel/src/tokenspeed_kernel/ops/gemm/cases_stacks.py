@@ -181,9 +181,15 @@ _MASKED: tuple[tuple[str, _Build, int, bool], ...] = (
     ("32 experts of 64x2048x2048", _masked(64, 2048, 2048, counts=tuple(range(1, 65, 2))), 2048, True),
 )
 
+def _case(op: str, label: str, build: _Build, in_features: int, bench: bool) -> Case:
+    weight_only = label.startswith(f"{_PLAIN} ")
+    tolerance = product_tolerance(in_features, coarse=label.startswith("fp8_e4m3@"), rounded=weight_only)
+    return Case(op, label, build, tolerance=tolerance, bench=bench)
+
+
 STACK_CASES = tuple(
-    Case(op.name, label, build, tolerance=product_tolerance(in_features, coarse=label.startswith("fp8_e4m3@")), bench=bench)
+    _case(op.name, *case)
     for op, cases in ((BMM, _BMM), (GROUPED_MM_CONTIGUOUS, _CONTIGUOUS), (GROUPED_MM_MASKED, _MASKED))
-    for label, build, in_features, bench in cases
+    for case in cases
 )
 """Every kernel of these ops meets these, unless its formats leave one out."""

@@ -1,4 +1,4 @@
-"""Random cases of the matrix product: any sizes and strides, with and without bias, plain weights and those of every format."""
+"""Random cases of the matrix products: any sizes and strides, with and without bias, plain operands and those of every format."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ from typing import Any, Final
 
 import torch
 
-from tokenspeed_kernel.case import Case
+from tokenspeed_kernel.case import Case, Tolerance
 from tokenspeed_kernel.ops.gemm.cases_scaled import product_tolerance
-from tokenspeed_kernel.ops.gemm.contract import MM, SCALED_PAIRS, WEIGHT_FORMATS
+from tokenspeed_kernel.ops.gemm.contract import (
+    BMM,
+    GROUPED_MM_CONTIGUOUS,
+    GROUPED_MM_MASKED,
+    MM,
+    SCALED_PAIRS,
+    WEIGHT_FORMATS,
+)
 from tokenspeed_kernel.ops.quantization.cases import random_quantized
 from tokenspeed_kernel.ops.random_shapes import random_layout, random_size
+from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import Format
 
 __all__ = ["RANDOM"]
+
+_Operands = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
 
 
 def _leading(rng: random.Random) -> tuple[int, ...]:
@@ -58,10 +68,61 @@ def _scaled(rng: random.Random) -> Case:
         return {"x": random_layout(random.Random(state), x), "weight": weight}
 
     sizes = "x".join(map(str, (*leading, out_features, in_features)))
-    return Case(MM.name, f"random {left} {right} {sizes} {state:08x}", build, tolerance=product_tolerance(in_features))
+    return Case(MM.name, f"random {left} {right} {sizes} {state:08x}", build, tolerance=_tolerance(left, in_features))
+
+
+def _tolerance(x: str, in_features: int) -> dict[torch.dtype, Tolerance]:
+    return product_tolerance(in_features, coarse=x.startswith("fp8"), rounded=not x)
+
+
+def _operands(rng: random.Random, rows: tuple[int, ...], weights: tuple[int, int]) -> tuple[_Operands, str, int]:
+    """What makes x and the weights of a stack, the formats, and the depth."""
+    experts, out_features = weights
+    state, kind = rng.getrandbits(32), rng.random()
+    left, right = ("", "") if kind < 0.5 else rng.choice(SCALED_PAIRS) if kind < 0.7 else ("", rng.choice(WEIGHT_FORMATS))
+    depth = 256 if right else random_size(rng, 130)
+
+    def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+        layout = random.Random(state)
+
+        def one(text: str, shape: tuple[int, ...]) -> torch.Tensor | QuantizedTensor:
+            if text:
+                return random_quantized(Format.parse(text), shape, generator, device)
+            return random_layout(layout, torch.randn(*shape, generator=generator).to(device, dtype))
+
+        operands = {"x": one(left, (*rows, depth)), "weight": one(right, (experts, out_features, depth))}
+        return {**operands, "out_dtype": dtype} if left else operands
+
+    return build, f"{left} {right} {'x'.join(map(str, (*rows, experts, out_features, depth)))} {state:08x}".strip(), depth
+
+
+def _stack(rng: random.Random, op: str) -> Case:
+    experts, out_features, num_rows = random_size(rng, 5), random_size(rng, 80), random_size(rng, 70, low=0)
+    rows = (num_rows,) if op == GROUPED_MM_CONTIGUOUS.name else (experts, random_size(rng, 40, low=0))
+    operands, label, depth = _operands(rng, rows, (experts, out_features))
+    bounds = sorted(rng.randint(0, num_rows) for _ in range(experts))
+    ids = sorted(rng.randint(0, experts - 1) for _ in range(num_rows))
+    ids = [rng.choice((-1, experts, 2**31 - 1)) if rng.random() < 0.2 else expert for expert in ids]
+    counts = [rng.choice((0, rows[-1], -1, rng.randint(0, rows[-1] + 2))) for _ in range(experts)]
+    by_ids, integer = rng.random() < 0.5, rng.choice((torch.int32, torch.int64))
+
+    def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+        inputs = operands(generator, device, dtype)
+        if op == GROUPED_MM_MASKED.name:
+            return {**inputs, "masked_m": torch.tensor(counts, dtype=integer, device=device)}
+        if op == GROUPED_MM_CONTIGUOUS.name:
+            owners = torch.tensor(ids if by_ids else [0, *bounds], dtype=integer, device=device)
+            return {**inputs, "expert_ids" if by_ids else "offsets": owners}
+        return inputs
+
+    tolerance = product_tolerance(depth, coarse=label.startswith("fp8") and label.count("@") == 2, rounded=label.count("@") == 1)
+    return Case(op, f"random {label}", build, tolerance=tolerance)
 
 
 RANDOM: Final[dict[str, Callable[[random.Random], Case]]] = {
-    MM.name: lambda rng: _plain(rng) if rng.random() < 0.5 else _scaled(rng)
+    MM.name: lambda rng: _plain(rng) if rng.random() < 0.5 else _scaled(rng),
+    BMM.name: lambda rng: _stack(rng, BMM.name),
+    GROUPED_MM_CONTIGUOUS.name: lambda rng: _stack(rng, GROUPED_MM_CONTIGUOUS.name),
+    GROUPED_MM_MASKED.name: lambda rng: _stack(rng, GROUPED_MM_MASKED.name),
 }
 """Makes a case of each op from a random generator."""

@@ -1,4 +1,4 @@
-"""Plugin of `tokenspeed_kernel`: float32 kernels for x86-64 processors. `plugin.PLUGIN` says what it offers."""
+"""Plugin of `tokenspeed_kernel`: kernels for x86-64 processors. `plugin.PLUGIN` says what it offers."""
 
 from tokenspeed_kernel_cpu._version import __version__
 

@@ -105,3 +105,20 @@ def test_export_holds_our_ops() -> None:
     targets = {str(node.target) for node in program.graph.nodes}
     assert {"tokenspeed.topk_routing.default", "tokenspeed.fused_experts.default"} <= targets
     torch.testing.assert_close(program.module()(*arguments), Model()(*arguments))
+
+
+@pytest.mark.parametrize("wrong", [[[1.0]], None, 3], ids=str)
+def test_what_is_no_tensor_is_named(wrong: Any) -> None:
+    w13, w2 = _experts("")
+    x = torch.randn(3, 32)
+    made = moe.plan(moe.MoeConfig(3, 2, 32, 32), "cpu", x_format="fp32", weight_format="fp32")
+    weights = moe.process_weights(made, w13, w2)
+    for call, name in (
+        (lambda: moe.topk_routing(wrong, 2), "logits"),
+        (lambda: moe.permute(wrong, IDS, num_experts=3), "x"),
+        (lambda: moe.unpermute(x, wrong, SHARES), "row_of_pair"),
+        (lambda: moe.fused_experts(x, wrong, w2, IDS, SHARES), "w13"),
+        (lambda: moe.apply(made, weights, x, IDS, wrong), "topk_weights"),
+    ):
+        with pytest.raises(ShapeError, match=f"expected {name} to be a tensor"):
+            call()

@@ -12,6 +12,7 @@ from tokenspeed_kernel.ops.moe.experts import check_call, check_dtypes, library_
 from tokenspeed_kernel.ops.moe.gate import GatedActivation
 from tokenspeed_kernel.ops.moe.plan import MoePlan
 from tokenspeed_kernel.ops.moe.weights import MoeWeights, SharedExpert
+from tokenspeed_kernel.ops.operands import tensor_error
 
 __all__ = ["apply"]
 
@@ -47,16 +48,25 @@ def apply(
     """
     if not isinstance(weights, MoeWeights) or weights.plan is not plan:
         raise _weights_error(plan, "weights", weights, "moe.process_weights(plan, w13, w2, ...)")
-    config = plan.config
-    check_call(_NAME, x, config.hidden_size, topk_ids, topk_weights, None, out)
-    if x.dtype is not plan.x_dtype or x.device != plan.device or topk_ids.shape[1] != config.top_k:
-        raise ShapeError(
-            _NAME,
-            expected=f"x {plan.x_dtype} on {plan.device} and top_k={config.top_k}, as planned",
-            got=f"x {x.dtype} on {x.device} and top_k={topk_ids.shape[1]}",
-            fix="make a plan for what is passed",
-        )
-    check_dtypes(_NAME, x, topk_ids, topk_weights, None, out)
+    try:
+        config, device, shape, ids_shape, shares = plan.config, plan.device, x.shape, topk_ids.shape, topk_weights.shape
+    except AttributeError:
+        raise tensor_error(_NAME, x=x, topk_ids=topk_ids, topk_weights=topk_weights) from None
+    # One test on the way through; what it is that does not fit is found out afterwards.
+    if (
+        len(shape) != 2
+        or shape[1] != config.hidden_size
+        or ids_shape != (shape[0], config.top_k)
+        or shares != ids_shape
+        or x.dtype is not plan.x_dtype
+        or topk_ids.dtype is not torch.int32
+        or topk_weights.dtype is not torch.float32
+        or x.device != device
+        or topk_ids.device != device
+        or topk_weights.device != device
+        or (out is not None and (out.shape != shape or out.dtype is not x.dtype or out.device != device))
+    ):
+        _refuse(plan, x, topk_ids, topk_weights, out)
     addend: torch.Tensor | None = None
     if isinstance(shared_expert, SharedExpert):
         if shared_expert.plan is not plan:
@@ -88,6 +98,22 @@ def apply(
         out=out,
     )
     return result
+
+
+def _refuse(
+    plan: MoePlan, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor | None
+) -> None:
+    """Say which operand does not fit."""
+    config = plan.config
+    check_call(_NAME, x, config.hidden_size, topk_ids, topk_weights, None, out)
+    if x.dtype is not plan.x_dtype or x.device != plan.device or topk_ids.shape[1] != config.top_k:
+        raise ShapeError(
+            _NAME,
+            expected=f"x {plan.x_dtype} on {plan.device} and top_k={config.top_k}, as planned",
+            got=f"x {x.dtype} on {x.device} and top_k={topk_ids.shape[1]}",
+            fix="make a plan for what is passed",
+        )
+    check_dtypes(_NAME, x, topk_ids, topk_weights, None, out)
 
 
 def _shared(expert: SharedExpert, x: torch.Tensor, activation: GatedActivation) -> torch.Tensor:

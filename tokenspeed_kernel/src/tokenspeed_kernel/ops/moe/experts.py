@@ -11,6 +11,7 @@ from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.moe.contract import FUSED_EXPERTS
 from tokenspeed_kernel.ops.moe.gate import GatedActivation
+from tokenspeed_kernel.ops.operands import check_operands, tensor_error
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import Format
 from tokenspeed_kernel.traits import TraitValue
@@ -79,7 +80,7 @@ def fused_experts(
 
 def format_of(stack: Experts) -> Format | torch.dtype:
     """Return what selection is told about a stack of matrices."""
-    return stack.format if isinstance(stack, QuantizedTensor) else stack.dtype
+    return stack.dtype if isinstance(stack, torch.Tensor) else stack.format
 
 
 def expert_traits(
@@ -185,26 +186,47 @@ def _run_fused_experts(
     solution: str | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    num_experts, hidden, inner = check_weights(_NAME, w13, w2, w13_bias, w2_bias)
-    check_call(_NAME, x, hidden, topk_ids, topk_weights, addend, out)
-    device, top_k = x.device, topk_ids.shape[1]
+    try:
+        shape, ids_shape, shares, first, second = x.shape, topk_ids.shape, topk_weights.shape, w13.shape, w2.shape
+    except AttributeError:
+        raise tensor_error(_NAME, x=x, w13=w13, w2=w2, topk_ids=topk_ids, topk_weights=topk_weights) from None
+    if len(shape) != 2 or len(ids_shape) != 2 or ids_shape[0] != shape[0] or shares != ids_shape:
+        check_call(_NAME, x, x.shape[-1] if shape else 0, topk_ids, topk_weights, None, None)
+    if addend is not None and addend.shape != shape:
+        raise ShapeError(_NAME, expected=f"addend {list(shape)}", got=f"{list(addend.shape)}")
+    if out is not None and out.shape != shape:
+        raise ShapeError(_NAME, expected=f"out {list(shape)}", got=f"{list(out.shape)}")
+    device = x.device
+    # What is in the key was checked when it was entered: all shapes but the number of tokens.
     key = (
         device,
         x.dtype,
+        shape[1],
+        ids_shape[1],
+        first,
+        second,
         format_of(w13),
         format_of(w2),
         w13.device,
         w2.device,
-        None if w13_bias is None else (w13_bias.dtype, w13_bias.device),
-        None if w2_bias is None else (w2_bias.dtype, w2_bias.device),
-        (topk_ids.dtype, topk_ids.device, topk_weights.dtype, topk_weights.device),
+        topk_ids.dtype,
+        topk_weights.dtype,
+        topk_ids.device,
+        topk_weights.device,
+        None if w13_bias is None else (w13_bias.shape, w13_bias.dtype, w13_bias.device),
+        None if w2_bias is None else (w2_bias.shape, w2_bias.dtype, w2_bias.device),
         None if addend is None else (addend.dtype, addend.device),
         None if out is None else (out.dtype, out.device),
-        (gate.kind, gate.clamped, num_experts, top_k, hidden, inner),
+        gate.kind,
+        gate.clamped,
         solution,
     )
     kernel = _table.get(key)
     if kernel is None:
+        others = {"w13_bias": w13_bias, "w2_bias": w2_bias, "addend": addend, "out": out}
+        check_operands(_NAME, x=x, w13=w13, w2=w2, topk_ids=topk_ids, topk_weights=topk_weights, **others)
+        num_experts, hidden, inner = check_weights(_NAME, w13, w2, w13_bias, w2_bias)
+        check_call(_NAME, x, hidden, topk_ids, topk_weights, addend, out)
         check_dtypes(_NAME, x, topk_ids, topk_weights, addend, out)
         parts = {"w13": _data(w13), "w2": _data(w2), "w13_bias": w13_bias, "w2_bias": w2_bias}
         check_devices(_NAME, device, **parts)
@@ -217,7 +239,7 @@ def _run_fused_experts(
             None if addend is None else addend.dtype,
         )
         biased = w13_bias is not None or w2_bias is not None
-        kernel = _op.bind(key, device, dtypes, expert_traits(gate, biased, num_experts, top_k, hidden, inner), solution)
+        kernel = _op.bind(key, device, dtypes, expert_traits(gate, biased, num_experts, ids_shape[1], hidden, inner), solution)
     result: torch.Tensor = kernel(
         x,
         w13,

@@ -8,6 +8,7 @@ from torch.compiler import is_compiling
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.moe.contract import PERMUTE, UNPERMUTE
+from tokenspeed_kernel.ops.operands import check_operands, tensor_error
 
 __all__ = ["permute", "unpermute"]
 
@@ -84,7 +85,10 @@ def unpermute(
 def _run_permute(
     x: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, first_expert: int = 0, solution: str | None = None
 ) -> _Three:
-    shape, ids_shape = x.shape, topk_ids.shape
+    try:
+        shape, ids_shape, device = x.shape, topk_ids.shape, x.device
+    except AttributeError:
+        raise tensor_error(PERMUTE.name, x=x, topk_ids=topk_ids) from None
     if len(shape) != 2 or len(ids_shape) != 2 or ids_shape[0] != shape[0]:
         raise ShapeError(
             PERMUTE.name,
@@ -93,10 +97,10 @@ def _run_permute(
         )
     if num_experts < 1:
         raise ShapeError(PERMUTE.name, expected="num_experts >= 1", got=f"{num_experts}")
-    device = x.device
     key = (device, topk_ids.device, x.dtype, topk_ids.dtype, solution)
     kernel = _permute_table.get(key)
     if kernel is None:
+        check_operands(PERMUTE.name, x=x, topk_ids=topk_ids)
         if topk_ids.dtype is not torch.int32:
             raise ShapeError(PERMUTE.name, expected="topk_ids int32", got=f"{topk_ids.dtype}", fix="pass topk_ids.int()")
         check_devices(PERMUTE.name, device, topk_ids=topk_ids)
@@ -124,8 +128,12 @@ def _run_unpermute(
     solution: str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    op, shape, pairs = UNPERMUTE.name, rows.shape, row_of_pair.shape
-    if len(shape) != 2 or len(pairs) != 2 or topk_weights.shape != pairs:
+    op = UNPERMUTE.name
+    try:
+        shape, pairs, shares, device = rows.shape, row_of_pair.shape, topk_weights.shape, rows.device
+    except AttributeError:
+        raise tensor_error(op, rows=rows, row_of_pair=row_of_pair, topk_weights=topk_weights) from None
+    if len(shape) != 2 or len(pairs) != 2 or shares != pairs:
         raise ShapeError(
             op,
             expected="rows [num_rows, hidden_size], row_of_pair and topk_weights [num_tokens, top_k]",
@@ -136,7 +144,6 @@ def _run_unpermute(
         raise ShapeError(op, expected=f"addend {list(wanted)}", got=f"{list(addend.shape)}")
     if out is not None and out.shape != wanted:
         raise ShapeError(op, expected=f"out {list(wanted)}", got=f"{list(out.shape)}")
-    device = rows.device
     key = (
         device,
         row_of_pair.device,
@@ -150,6 +157,7 @@ def _run_unpermute(
     )
     kernel = _unpermute_table.get(key)
     if kernel is None:
+        check_operands(op, rows=rows, row_of_pair=row_of_pair, topk_weights=topk_weights, addend=addend, out=out)
         for name, operand, dtype in (
             ("row_of_pair", row_of_pair, torch.int32),
             ("topk_weights", topk_weights, torch.float32),

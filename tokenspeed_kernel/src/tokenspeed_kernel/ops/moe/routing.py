@@ -8,6 +8,7 @@ from torch.compiler import is_compiling
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.moe.contract import GROUP_SCORES, SCORINGS, TOPK_ROUTING
+from tokenspeed_kernel.ops.operands import check_operands, tensor_error
 
 __all__ = ["topk_routing"]
 
@@ -84,10 +85,13 @@ def _run_topk_routing(
     weights_out: torch.Tensor | None = None,
     ids_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = logits.shape
+    try:
+        shape, device = logits.shape, logits.device
+    except AttributeError:
+        raise tensor_error(_NAME, logits=logits) from None
     if len(shape) != 2:
         raise ShapeError(_NAME, expected="logits [num_tokens, num_experts]", got=f"{list(shape)}")
-    num_experts, device = shape[1], logits.device
+    num_experts = shape[1]
     key = (
         device,
         logits.dtype,
@@ -104,6 +108,7 @@ def _run_topk_routing(
     )
     kernel = _table.get(key)
     if kernel is None:
+        check_operands(_NAME, logits=logits, correction_bias=correction_bias, weights_out=weights_out, ids_out=ids_out)
         _check_options(num_experts, top_k, scoring, num_groups, top_groups, group_score)
         if correction_bias is not None and correction_bias.shape != (num_experts,):
             raise ShapeError(_NAME, expected=f"correction_bias [{num_experts}]", got=f"{list(correction_bias.shape)}")

@@ -18,7 +18,10 @@ from tokenspeed_kernel.spec import CPU, Band
 
 SOLUTIONS = ("flashinfer", "flash_mla", "deep_gemm", "trtllm")
 
-_spec = importlib.util.spec_from_file_location("vendor_stand_ins", Path(__file__).with_name("stand_ins.py"))
+_folder = Path(__file__).with_name("stand_ins")
+_spec = importlib.util.spec_from_file_location(
+    "vendor_stand_ins", _folder / "__init__.py", submodule_search_locations=[str(_folder)]
+)
 assert _spec is not None and _spec.loader is not None
 stand_ins: ModuleType = importlib.util.module_from_spec(_spec)
 sys.modules["vendor_stand_ins"] = stand_ins

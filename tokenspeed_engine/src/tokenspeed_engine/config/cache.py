@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from tokenspeed_engine.config.fields import check, option, parse_count, parse_fraction
 
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
@@ -13,6 +15,8 @@ class CacheConfig:
 
     Attributes:
         page_size: tokens of one page.
+        kv_cache_dtype: element type of the pool; `auto` is the compute type. A narrower one takes less memory, and rounds keys and
+            values.
         num_pages: pages of the pool; None derives them from memory.
         kv_cache_memory_bytes: memory of the pool; None derives it (GPU: see gpu_memory_utilization; CPU: a quarter of
             the available memory, at most 4 GiB).
@@ -22,6 +26,13 @@ class CacheConfig:
 
     page_size: int = option(
         16, "--block-size", "--page-size", parse=parse_count, help="tokens of one KV-cache page", metavar="TOKENS"
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "--kv-cache-dtype",
+        parse=str,
+        choices=KV_CACHE_DTYPES,
+        help="element type of the KV cache (auto: the compute type)",
     )
     num_pages: int | None = option(
         None,
@@ -56,6 +67,13 @@ class CacheConfig:
             1 <= self.page_size <= 4096,
             expected="1 to 4096 tokens",
             remedy="use 16, which every kernel supports",
+        )
+        check(
+            self,
+            "kv_cache_dtype",
+            self.kv_cache_dtype in KV_CACHE_DTYPES,
+            expected=f"one of {', '.join(KV_CACHE_DTYPES)}",
+            remedy="use --kv-cache-dtype auto",
         )
         check(
             self,

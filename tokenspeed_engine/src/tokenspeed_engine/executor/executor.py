@@ -17,7 +17,7 @@ from tokenspeed_engine.executor.loading import load_model
 from tokenspeed_engine.executor.memory import memory_guard
 from tokenspeed_engine.executor.prompt_logprobs import PromptLogprobs
 from tokenspeed_engine.executor.runner import ModelRunner, StepLimits
-from tokenspeed_engine.kvcache import DevicePageTable, KVLayout, KVPool, num_pages_for
+from tokenspeed_engine.kvcache import DevicePageTable, KVLayout, KVPool, check_cache_dtype, num_pages_for
 from tokenspeed_engine.parallel import Mesh
 from tokenspeed_engine.sampling import Sampler
 from tokenspeed_engine.scheduler import Plan
@@ -71,7 +71,8 @@ class ModelExecutor:
 
     Raises:
         CheckpointError, UnsupportedModelError, WeightsError: the model cannot be used; the message says why.
-        DeviceError: no such device.  OutOfMemoryError: weights or cache do not fit.
+        DeviceError: no such device.  KVCacheTypeError: no kernel for the cache's type.
+        OutOfMemoryError: weights or cache do not fit.
     """
 
     def __init__(
@@ -112,7 +113,9 @@ class ModelExecutor:
                     f"{self.max_model_len:,}; text beyond them may be poor"
                 )
             self.page_size = cache.page_size
-            layout = KVLayout(config.num_layers, config.num_kv_heads // mesh.size, config.head_dim, cache.page_size, self.dtype)
+            kv_dtype = self.dtype if cache.kv_cache_dtype == "auto" else resolve_dtype(cache.kv_cache_dtype, self.device, {})
+            layout = KVLayout(config.num_layers, config.num_kv_heads // mesh.size, config.head_dim, cache.page_size, kv_dtype)
+            check_cache_dtype(layout, self.dtype, self.device)
             pages_per_sequence = -(-self.max_model_len // cache.page_size)
             self.num_pages = num_pages_for(
                 cache, layout, self.device, max_useful_pages=pages_per_sequence * scheduling.max_num_seqs

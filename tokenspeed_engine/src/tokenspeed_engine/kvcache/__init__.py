@@ -3,6 +3,16 @@
 from tokenspeed_engine.kvcache.page_table import DevicePageTable
 from tokenspeed_engine.kvcache.pool import KVLayout, KVPool
 from tokenspeed_engine.kvcache.sizing import available_bytes, num_pages_for
+from tokenspeed_engine.kvcache.trial import KVCacheTypeError, check_cache_dtype
 from tokenspeed_engine.kvcache.views import tensor_view
 
-__all__ = ["DevicePageTable", "KVLayout", "KVPool", "available_bytes", "num_pages_for", "tensor_view"]
+__all__ = [
+    "DevicePageTable",
+    "KVCacheTypeError",
+    "KVLayout",
+    "KVPool",
+    "available_bytes",
+    "check_cache_dtype",
+    "num_pages_for",
+    "tensor_view",
+]

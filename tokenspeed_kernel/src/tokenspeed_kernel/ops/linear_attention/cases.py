@@ -175,7 +175,8 @@ def mamba2_inputs(shape: Shape, *, ragged: bool) -> _Build:
             **common,
             "d": heads[1].to(device, small) if shape.skip else None,
             "z": z if shape.gate else None,
-            "dt_bias": (heads[2] - 1).to(device, small) if shape.with_bias else None,
+            # Without softplus the step must be positive: a negative one grows the state without bound.
+            "dt_bias": (heads[2] - (1.0 if shape.softplus else 0.0)).to(device, small) if shape.with_bias else None,
             "dt_softplus": shape.softplus,
             "dt_limit": shape.limit,
         }
@@ -266,7 +267,8 @@ def _conv_tolerance(shape: Shape) -> dict[torch.dtype, Tolerance]:
 
 
 def _mamba2_tolerance(shape: Shape) -> dict[torch.dtype, Tolerance]:
-    return _half(8e-2, 0.02 * math.sqrt(shape.key_dim))  # each output is a sum over the state's dimension
+    # Each output is a sum over the state's dimension; without decay the state only grows.
+    return _half(8e-2, (0.02 if shape.decay else 0.16) * math.sqrt(shape.key_dim))
 
 
 Kind = tuple[Callable[..., _Build], Callable[[Shape], dict[torch.dtype, Tolerance]]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tokenspeed_kernel import NoKernelError
 from tokenspeed_kernel.case import Case
 from tokenspeed_kernel.testing import check_case, family_cases
 
@@ -36,3 +37,19 @@ def test_case(case: Case, instruction_set: str) -> None:
     check_case(case, solution="cpu_native", device=CPU, dtype=torch.float32)
     if case.op.startswith("attention."):
         check_case(case, solution="cpu_native", device=CPU, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(("op", "least"), [("gemm.mm", 5), ("gemm.pack_weight", 24), ("embedding.embedding", 5)])
+def test_cases_of_quantized_weights(op: str, least: int, instruction_set: str) -> None:
+    taken = 0
+    for case in family_cases(op.partition(".")[0]):
+        if case.op != op or case.bench:
+            continue
+        for dtype in (torch.float32, torch.bfloat16):
+            try:
+                if case.takes(dtype):
+                    check_case(case, solution="cpu_native", device=CPU, dtype=dtype)
+                    taken += 1
+            except NoKernelError:  # another format
+                continue
+    assert taken >= least

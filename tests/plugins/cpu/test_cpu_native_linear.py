@@ -10,7 +10,7 @@ from quantized_weights import GGUF, GROUPED, gguf_weight, grouped_weight, rounde
 
 from tokenspeed_kernel import NoKernelError, QuantizedTensor
 from tokenspeed_kernel.errors import ShapeError
-from tokenspeed_kernel.ops.gemm import PackedWeight, pack_weight
+from tokenspeed_kernel.ops.gemm import PackedWeight, mm, pack_weight
 
 FORMATS = (*GGUF, *GROUPED)
 
@@ -186,14 +186,49 @@ def test_scales_of_groups(fmt: str, scale: torch.dtype) -> None:
     torch.testing.assert_close(_pack(weight)(_x(4, 384)).double(), taken @ values.T, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.usefixtures("byte_products")
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_activations_as_they_are(fmt: str) -> None:
+    weight, values = _weight(fmt, 37, 512)
+    packed = pack_weight(weight)
+    assert packed.solution == "cpu_native"
+    x, bias = _x(9, 512), _x(37)
+    got = packed(x)
+    # A hundred terms and more are added in float32: far from the half per cent that rounding to 8 bits costs.
+    assert ((got.double() - x.double() @ values.T).abs() <= 512 * 2**-24 * (x.double().abs() @ values.abs().T)).all()
+    assert torch.equal(packed(x[3:4]), got[3:4])
+    assert torch.equal(packed(x[1:6]), got[1:6])
+    torch.testing.assert_close(packed(x, bias), got + bias)
+    half = x.bfloat16()
+    assert torch.equal(packed(half), packed(half.float()).bfloat16())
+    assert packed(_x(0, 512)).shape == (0, 37)
+    if fmt in GGUF:
+        assert torch.equal(mm(x, weight, bias, solution="cpu_native"), packed(x, bias))
+        wide = mm(half, weight, solution="cpu_native", out_dtype=torch.float32)
+        assert torch.equal(wide, packed(half.float()))
+
+
+def test_activations_as_they_are_in_every_instruction_set() -> None:
+    from tokenspeed_kernel_cpu import _kernels
+
+    before = _kernels.instruction_set()
+    for fmt in FORMATS:
+        packed, x, results = pack_weight(_weight(fmt, 50, 512)[0]), _x(30, 512), []
+        try:
+            for name in _kernels.instruction_sets():
+                _kernels.use_instruction_set(name)
+                results.append(packed(x))
+        finally:
+            _kernels.use_instruction_set(before)
+        assert all(torch.equal(one, results[0]) for one in results)
+
+
 def test_nobody_is_given_rounded_activations_unasked() -> None:
     weight, values = _weight("gguf_q4_1", 32, 64)
-    plain = pack_weight(weight)
-    assert plain.solution != "cpu_native"
     x = _x(5, 64)
-    torch.testing.assert_close(plain(x).double(), x.double() @ values.T, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(pack_weight(weight)(x).double(), x.double() @ values.T, rtol=1e-5, atol=1e-5)
     with pytest.raises(NoKernelError, match="cpu_native_pack_weight: round_activations=True, got False"):
-        pack_weight(weight, solution="cpu_native")
+        pack_weight(weight, solution="cpu_native_pack_weight")
 
 
 def test_wrong_operands_are_refused() -> None:

@@ -22,7 +22,9 @@ KERNELS = {
     "cpu_native_mha_decode",
     "cpu_native_mha_extend",
     "cpu_native_mha_prefill",
+    "cpu_native_mm",
     "cpu_native_pack_weight",
+    "cpu_native_pack_weight_exact",
     "cpu_native_rms_norm",
     "cpu_native_silu_and_mul",
     "cpu_native_write_kv",
@@ -69,6 +71,7 @@ def test_what_explain_says_of_quantized_weights() -> None:
     assert "cpu_native_pack_weight: chosen" in allowed
     refused = _cli(*weight, "weight=gguf_q4_1@inline", "--trait", "round_activations=false")
     assert "cpu_native_pack_weight: rejected" in refused
+    assert "cpu_native_pack_weight_exact: chosen" in refused
     assert "round_activations=True, got False" in refused
     other = _cli(*weight, "weight=nvfp4@block_16", "--trait", "round_activations=true")
     assert "cpu_native_pack_weight: rejected" in other

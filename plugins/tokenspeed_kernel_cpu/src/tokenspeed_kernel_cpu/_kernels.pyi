@@ -74,15 +74,19 @@ class Weight:
     """A quantized weight [rows, columns] at an address that its owner keeps."""
 
     def __init__(
-        self, panel: int, is_stored: bool, data: int, rows: int, columns: int, row_bytes: int, group: int, scale: int, /
+        self, panel: int, is_stored: bool, is_exact: bool, data: int, rows: int, columns: int, row_bytes: int, group: int,
+        scale: int, /,
     ) -> None:
-        """Formats are those of ``formats.py``; ``is_stored``: the blocks of the file, with ``row_bytes`` from row to row."""
+        """Formats are those of ``formats.py``; ``is_stored``: the blocks of the file, with ``row_bytes`` from row to row.
+
+        ``is_exact``: activations are not rounded.
+        """
 
     def multiply(
         self, x: int, x_stride: int, x_bf16: bool, tokens: int, bias: int, bias_bf16: bool, out: int, out_stride: int,
         out_bf16: bool, threads: int, /,
     ) -> None:
-        """Multiply rows of fp32 or bf16, rounded to 8 bits, and add the bias (0 for none)."""
+        """Multiply rows of fp32 or bf16, rounded to 8 bits unless the weight is exact, and add the bias (0 for none)."""
 
 def panel_bytes(panel: int, columns: int, /) -> int:
     """Bytes of 16 rows of a GGUF format in panels."""

@@ -16,7 +16,7 @@ from tokenspeed_kernel.ops.gemm import PackedWeight
 from tokenspeed_kernel_cpu import _kernels
 from tokenspeed_kernel_cpu.formats import INT4, SCALES, STORED
 
-__all__ = ["pack_weight"]
+__all__ = ["mm", "pack_weight", "pack_weight_exact"]
 
 _IN_PLACE: Final = ("gguf_q8_0", "gguf_q6_k")
 _PANEL_ROWS: Final = 16
@@ -37,25 +37,56 @@ class _Panels:
 
 def pack_weight(weight: QuantizedTensor) -> PackedWeight:
     """Pack a GGUF or group-wise 4-bit weight for products that round activations to 8 bits."""
-    panels = _of_groups(weight) if weight.format.logical in INT4 else _of_blocks(weight)
+    return _pack(weight, is_exact=False)
+
+
+def pack_weight_exact(weight: QuantizedTensor) -> PackedWeight:
+    """Pack a GGUF or group-wise 4-bit weight for products with activations as they are."""
+    return _pack(weight, is_exact=True)
+
+
+def mm(
+    x: torch.Tensor,
+    weight: QuantizedTensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Multiply by a GGUF weight where it lies, with activations as they are; see `tokenspeed_kernel.ops.gemm.mm`."""
+    return _product(x, _in_place(weight, is_exact=True), bias, out, out_dtype or x.dtype)
+
+
+def _pack(weight: QuantizedTensor, *, is_exact: bool) -> PackedWeight:
+    name = weight.format.logical
+    if name in INT4:
+        panels = _of_groups(weight, is_exact)
+    else:
+        panels = _in_place(weight, is_exact) if name in _IN_PLACE else _of_blocks(weight, is_exact)
     return PackedWeight(panels, panels.rows, panels.columns, _multiply, "cpu_native", _DTYPES)
 
 
-def _of_blocks(weight: QuantizedTensor) -> _Panels:
+def _in_place(weight: QuantizedTensor, is_exact: bool) -> _Panels:
+    rows, columns = weight.shape
+    data = weight.data
+    row_bytes = data.stride(0)
+    if row_bytes < data.shape[1]:  # an expanded row
+        data = data.contiguous()
+        row_bytes = data.shape[1]
+    stored = STORED[weight.format.logical]
+    kernel = _kernels.Weight(stored, True, is_exact, data.data_ptr(), rows, columns, row_bytes, 0, 0)
+    return _Panels(kernel, weight.shape, data)
+
+
+def _of_blocks(weight: QuantizedTensor, is_exact: bool) -> _Panels:
     rows, columns = weight.shape
     stored, data = STORED[weight.format.logical], weight.data
-    row_bytes = data.stride(0)
-    if weight.format.logical in _IN_PLACE:
-        if row_bytes < data.shape[1]:  # an expanded row
-            data = data.contiguous()
-            row_bytes = data.shape[1]
-        return _Panels(_kernels.Weight(stored, True, data.data_ptr(), rows, columns, row_bytes, 0, 0), weight.shape, data)
     panels = _empty(-(-rows // _PANEL_ROWS) * _kernels.panel_bytes(stored, columns))
-    _kernels.pack_stored(stored, data.data_ptr(), row_bytes, rows, columns, panels.data_ptr(), get_num_threads())
-    return _Panels(_kernels.Weight(stored, False, panels.data_ptr(), rows, columns, 0, 0, 0), weight.shape, panels)
+    _kernels.pack_stored(stored, data.data_ptr(), data.stride(0), rows, columns, panels.data_ptr(), get_num_threads())
+    return _Panels(_kernels.Weight(stored, False, is_exact, panels.data_ptr(), rows, columns, 0, 0, 0), weight.shape, panels)
 
 
-def _of_groups(weight: QuantizedTensor) -> _Panels:
+def _of_groups(weight: QuantizedTensor, is_exact: bool) -> _Panels:
     rows, columns = weight.shape
     group = weight.format.block[1]
     assert weight.scale is not None
@@ -67,7 +98,7 @@ def _of_groups(weight: QuantizedTensor) -> _Panels:
         values.data_ptr(), scales.data_ptr(), 0 if zeros is None else zeros.data_ptr(), rows, columns, group, scale,
         weight.format.logical == "mxint4", panels.data_ptr(),
     )  # fmt: skip
-    kernel = _kernels.Weight(INT4[weight.format.logical], False, panels.data_ptr(), rows, columns, 0, group, scale)
+    kernel = _kernels.Weight(INT4[weight.format.logical], False, is_exact, panels.data_ptr(), rows, columns, 0, group, scale)
     return _Panels(kernel, weight.shape, panels)
 
 
@@ -78,35 +109,41 @@ def _empty(size_bytes: int) -> torch.Tensor:
 def _multiply(
     x: torch.Tensor, panels: _Panels, bias: torch.Tensor | None, out: torch.Tensor | None
 ) -> torch.Tensor:
-    shape, dtype = x.shape, x.dtype
-    rows = panels.rows
+    dtype = x.dtype
     if dtype is torch.float16:
-        # Converted before and after: x is rounded to 8 bits in any case, and the result once.
+        # Converted before and after: x is exact in float32, and the result is rounded once.
         bias = None if bias is None else bias.to(torch.float32)
-        product = _multiply(x.to(torch.float32), panels, bias, None)
+        product = _product(x.to(torch.float32), panels, bias, None, torch.float32)
         return product.to(dtype) if out is None else out.copy_(product)
+    return _product(x, panels, bias, out, dtype)
+
+
+def _product(
+    x: torch.Tensor, panels: _Panels, bias: torch.Tensor | None, out: torch.Tensor | None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    shape = x.shape
+    rows = panels.rows
+    target = out
     if len(shape) == 2:
         tokens = shape[0]
         if not x.is_contiguous() and x.stride(1) != 1:
             x = x.contiguous()
         x_stride = x.stride(0)
-        target = out
         if target is None or not target.is_contiguous():
-            target = torch.empty((tokens, rows), dtype=dtype, device="cpu")
+            target = torch.empty((tokens, rows), dtype=out_dtype, device="cpu")
     else:
         x = x.contiguous()
         tokens = x.numel() // panels.columns if panels.columns else shape[:-1].numel()
         x_stride = panels.columns
-        target = out
         if target is None or not target.is_contiguous():
-            target = torch.empty((*shape[:-1], rows), dtype=dtype, device="cpu")
-    is_bf16 = dtype is torch.bfloat16
+            target = torch.empty((*shape[:-1], rows), dtype=out_dtype, device="cpu")
     if bias is None:
         bias_at, bias_bf16 = 0, False
     else:
         bias = bias.contiguous()
         bias_at, bias_bf16 = bias.data_ptr(), bias.dtype is torch.bfloat16
     panels.kernel.multiply(
-        x.data_ptr(), x_stride, is_bf16, tokens, bias_at, bias_bf16, target.data_ptr(), rows, is_bf16, get_num_threads()
-    )
+        x.data_ptr(), x_stride, x.dtype is torch.bfloat16, tokens, bias_at, bias_bf16,
+        target.data_ptr(), rows, out_dtype is torch.bfloat16, get_num_threads(),
+    )  # fmt: skip
     return target if out is None or out is target else out.copy_(target)

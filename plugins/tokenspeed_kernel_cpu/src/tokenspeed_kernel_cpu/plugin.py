@@ -23,7 +23,7 @@ def _spec(
 ) -> KernelSpec:
     return KernelSpec(
         op=op,
-        name=f"cpu_native_{op.partition('.')[2]}",
+        name=f"cpu_native_{implementation.partition(':')[2]}",
         solution="cpu_native",
         # Above the built-in CPU kernels, and below the band of plugins: a kernel of someone else's still outranks these.
         band=Band.SPECIALIZED,
@@ -72,6 +72,23 @@ PLUGIN: Final = Plugin(
             # Activations are rounded to 8 bits: only for a caller that allows it.
             {"round_activations": OneOf(True)},
             Verified(VerifiedBy.COMPILED, "x86-64 AMX-INT8", "machine code, and the same bits with emulated tiles"),
+        ),
+        _spec(
+            "gemm.pack_weight",
+            "linear:pack_weight_exact",
+            Signature.product(weight=(*_GGUF, *_GROUPED)),
+            {"round_activations": OneOf(False)},
+        ),
+        _spec(
+            "gemm.mm",
+            "linear:mm",
+            tuple(
+                Signature.of(x=x, weight=weight, bias=bias, out=out)
+                for weight in _GGUF
+                for x in ("fp32", "bf16")
+                for bias in dict.fromkeys((x, "fp32"))
+                for out in dict.fromkeys((x, "fp32"))
+            ),
         ),
         _spec(
             "embedding.embedding",

@@ -2,7 +2,7 @@
 #include "kernels.h"
 
 #include "attend.h"
-#include "multiply.h"
+#include "multiply_exact.h"
 #include "round.h"
 #include "rows.h"
 #include "unpack.h"
@@ -19,6 +19,8 @@ const KernelTable TOKENSPEED_TABLE = {
     {quantize,
      {multiply<Panel::kQ4_0>, multiply<Panel::kQ4_1>, multiply<Panel::kQ8_0>, multiply<Panel::kQ4_K>, multiply<Panel::kQ6_K>,
       multiply<Panel::kInt4>},
+     {multiply_exact<Panel::kQ4_0>, multiply_exact<Panel::kQ4_1>, multiply_exact<Panel::kQ8_0>, multiply_exact<Panel::kQ4_K>,
+      multiply_exact<Panel::kQ6_K>, multiply_exact<Panel::kInt4>},
      {unpack_q4_0, unpack_q4_1, unpack_q8_0, unpack_q4_k, unpack_q6_k}},
 };
 

@@ -38,6 +38,23 @@ Activations activations(int64_t tokens, int64_t columns) {
           reinterpret_cast<float*>(start + values + scales), reinterpret_cast<int32_t*>(start + values + 2 * scales), columns};
 }
 
+// The activations as float32: where they lie, or a copy.
+const float* as_floats(const LinearArgs& args, int64_t start, int64_t tokens, int64_t* stride) {
+  if (!args.x_bf16) {
+    *stride = args.x_stride;
+    return static_cast<const float*>(args.x) + start * args.x_stride;
+  }
+  static thread_local std::unique_ptr<uint8_t[]> memory;
+  static thread_local size_t size = 0;
+  float* to = reinterpret_cast<float*>(scratch(static_cast<size_t>(tokens * args.columns) * sizeof(float), memory, size));
+  for (int64_t t = 0; t < tokens; ++t) {
+    const uint16_t* row = static_cast<const uint16_t*>(args.x) + (start + t) * args.x_stride;
+    for (int64_t i = 0; i < args.columns; ++i) to[t * args.columns + i] = float_of_bf16(row[i]);
+  }
+  *stride = args.columns;
+  return to;
+}
+
 float number_at(const void* data, int64_t i, bool bf16) {
   return bf16 ? float_of_bf16(static_cast<const uint16_t*>(data)[i]) : static_cast<const float*>(data)[i];
 }
@@ -81,12 +98,14 @@ struct Worker {
 void linear(const QuantizedTable& kernels, const LinearArgs& args, int threads) {
   const int64_t panels = (args.rows + kPanelRows - 1) / kPanelRows, blocks = args.columns / kBlockColumns;
   const int format = static_cast<int>(args.panel);
-  const auto multiply = kernels.multiply[format];
+  const auto multiply = (args.is_exact ? kernels.multiply_exact : kernels.multiply)[format];
   const auto unpack = args.is_stored ? kernels.unpack[format] : nullptr;
   const int64_t element = args.x_bf16 ? 2 : 4;
   for (int64_t start = 0; start < args.tokens; start += kMaxTokens) {
     const int64_t tokens = std::min(kMaxTokens, args.tokens - start);
-    const Activations x = activations(tokens, args.columns);
+    const Activations x = args.is_exact ? Activations{} : activations(tokens, args.columns);
+    int64_t exact_stride = 0;
+    const float* exact = args.is_exact ? as_floats(args, start, tokens, &exact_stride) : nullptr;
     const auto round = [&](int64_t token) {
       const auto* row = static_cast<const uint8_t*>(args.x) + (start + token) * args.x_stride * element;
       kernels.quantize(row, args.x_bf16, x, token);
@@ -104,7 +123,7 @@ void linear(const QuantizedTable& kernels, const LinearArgs& args, int threads) 
       for (int64_t panel = item % runs * run; panel < last; ++panel) {
         const uint8_t* data = args.data + panel * args.panel_stride;
         std::memset(own.sums, 0, static_cast<size_t>(count * kPanelRows) * sizeof(float));
-        TileArgs tile{data, 0, blocks, args.blocks_per_group, args.scale, x, token, count, own.sums};
+        TileArgs tile{data, 0, blocks, args.blocks_per_group, args.scale, x, exact, exact_stride, token, count, own.sums};
         if (unpack == nullptr) {
           multiply(tile);
         } else {
@@ -121,7 +140,9 @@ void linear(const QuantizedTable& kernels, const LinearArgs& args, int threads) 
         write(args, panel, start + token, count, own.sums);
       }
     };
-    if (tokens < 8) {
+    if (args.is_exact) {
+      // Nothing to round.
+    } else if (tokens < 8) {
       for (int64_t token = 0; token < tokens; ++token) round(token);
     } else {
       parallel_for((tokens + 7) / 8, team_size, [&](int64_t part) {

@@ -21,6 +21,7 @@ struct LinearArgs {
   const void* x;
   int64_t x_stride;
   bool x_bf16;
+  bool is_exact;  // x is not rounded to 8 bits
   int64_t tokens;
   const void* bias;  // null without
   bool bias_bf16;

@@ -14,10 +14,12 @@ namespace {
 struct Weight {
   LinearArgs fixed{};
 
-  Weight(int panel, bool is_stored, uintptr_t data, int64_t rows, int64_t columns, int64_t row_bytes, int64_t group, int scale) {
+  Weight(int panel, bool is_stored, bool is_exact, uintptr_t data, int64_t rows, int64_t columns, int64_t row_bytes, int64_t group,
+         int scale) {
     need_memory(data, rows * columns);
     fixed.panel = static_cast<Panel>(panel);
     fixed.is_stored = is_stored;
+    fixed.is_exact = is_exact;
     fixed.data = at<const uint8_t>(data);
     fixed.rows = rows;
     fixed.columns = columns;
@@ -78,7 +80,7 @@ void embedding(int stored, uintptr_t data, int64_t row_bytes, int64_t rows, int6
 
 void bind_linear(nb::module_& m) {
   nb::class_<Weight>(m, "Weight")
-      .def(nb::init<int, bool, uintptr_t, int64_t, int64_t, int64_t, int64_t, int>())
+      .def(nb::init<int, bool, bool, uintptr_t, int64_t, int64_t, int64_t, int64_t, int>())
       .def("multiply", &Weight::multiply);
   m.def("panel_bytes", [](int panel, int64_t columns) { return panel_bytes(static_cast<Panel>(panel), columns); });
   m.def("group_bytes", [](int scale, int64_t group) { return group_bytes(static_cast<Scale>(scale), group / kBlockColumns); });

@@ -113,6 +113,10 @@ inline const uint8_t* block_at(const TileArgs& args, int64_t b) {
   return args.panel + group * group_bytes(args.scale, args.blocks_per_group) + kPanelRows * (scale_bytes(args.scale) + 1) + within * 256;
 }
 
+inline Vec load_scales(Scale scale, const uint8_t* p) {
+  return scale == Scale::kHalf ? load_half(p) : scale == Scale::kBf16 ? load_bf16(p) : load(reinterpret_cast<const float*>(p));
+}
+
 // Bring the integer sums of a part of a block into the totals: times the scales of rows and tokens, and the minima's share.
 template <Panel Format, int Tokens>
 inline void add_scaled(const TileArgs& args, const TokenRows<Tokens>& x, int64_t b, int part, int64_t lane, const Ints* dots, Vec* total) {
@@ -131,10 +135,7 @@ inline void add_scaled(const TileArgs& args, const TokenRows<Tokens>& x, int64_t
   if constexpr (Format == Panel::kInt4) {
     const int64_t width = scale_bytes(args.scale);
     const uint8_t* start = args.panel + b / args.blocks_per_group * group_bytes(args.scale, args.blocks_per_group);
-    const uint8_t* scales = start + width * lane;
-    d = args.scale == Scale::kHalf   ? load_half(scales)
-        : args.scale == Scale::kBf16 ? load_bf16(scales)
-                                     : load(reinterpret_cast<const float*>(scales));
+    d = load_scales(args.scale, start + width * lane);
     m = d * load_u8(start + kPanelRows * width + lane);
   }
   for (int t = 0; t < Tokens; ++t) {

@@ -42,6 +42,8 @@ struct TileArgs {
   int64_t blocks_per_group;  // kInt4: blocks that share a scale
   Scale scale;               // kInt4
   Activations x;
+  const float* exact;    // [tokens, columns]: activations as they are, for multiply_exact; first_token counts from here
+  int64_t exact_stride;
   int64_t first_token;
   int64_t num_tokens;
   float* sums;  // [num_tokens, 16], contiguous; added to
@@ -52,6 +54,7 @@ struct QuantizedTable {
   void (*quantize)(const void* x, bool bf16, const Activations& to, int64_t token);
   // Add the products of one panel with some tokens.
   void (*multiply[6])(const TileArgs&);
+  void (*multiply_exact[6])(const TileArgs&);
   // Unpack blocks [first, first + count) of up to 16 stored rows into a panel.
   void (*unpack[5])(const uint8_t* stored, int64_t row_bytes, int64_t rows, int64_t first, int64_t count, uint8_t* panel);
 };

@@ -76,7 +76,7 @@ bool same_products(const QuantizedTable& one, const QuantizedTable& other) {
     std::vector<float> sums[2];
     for (int side = 0; side < 2; ++side) {
       sums[side].assign(kTokens * kPanelRows, 0.0f);
-      const TileArgs args{panel.data(), 0, kBlocks, kGroupBlocks, Scale::kHalf, x, 0, kTokens, sums[side].data()};
+      const TileArgs args{panel.data(), 0, kBlocks, kGroupBlocks, Scale::kHalf, x, nullptr, 0, 0, kTokens, sums[side].data()};
       (side == 0 ? one : other).multiply[format](args);
     }
     if (std::memcmp(sums[0].data(), sums[1].data(), sums[0].size() * sizeof(float)) != 0) return false;

@@ -16,7 +16,11 @@ __all__ = ["causal_conv1d_prefill", "causal_conv1d_update"]
 
 _PREFILL: Final = BoundOp(CAUSAL_CONV1D_PREFILL)
 _UPDATE: Final = BoundOp(CAUSAL_CONV1D_UPDATE)
-_INTS: Final = (torch.int32, torch.int64)
+_PREFILL_TABLE: Final = _PREFILL.table
+_UPDATE_TABLE: Final = _UPDATE.table
+_PREFILL_NAME: Final = CAUSAL_CONV1D_PREFILL.name
+_UPDATE_NAME: Final = CAUSAL_CONV1D_UPDATE.name
+_INTS: Final = (torch.int64, torch.int32)
 
 
 def causal_conv1d_prefill(
@@ -60,28 +64,53 @@ def causal_conv1d_prefill(
         inputs = (x, weight, bias, states, state_indices, cu_seqlens, has_initial_state)
         result: torch.Tensor = _PREFILL_LIBRARY(*inputs, activation, solution)
         return result if out is None else out.copy_(result)
-    op = CAUSAL_CONV1D_PREFILL.name
-    num_reqs = state_indices.shape[0] if state_indices.dim() == 1 else -1
+    op = _PREFILL_NAME
+    try:
+        _, channels = x.shape
+        num_channels, width = weight.shape
+        _, state_channels, places = states.shape
+        (num_reqs,) = state_indices.shape
+    except ValueError:
+        _refuse(op, x, weight, bias, states, state_indices, cu_seqlens, has_initial_state)
     if (
-        not _fits(x, 2, weight, bias, states, state_indices)
+        channels != num_channels
+        or state_channels != num_channels
+        or places != width - 1
+        or (bias is not None and bias.shape != (num_channels,))
+        or (not x.is_contiguous() and x.stride()[1] != 1)
+        or state_indices.dtype not in _INTS
         or cu_seqlens.shape != (num_reqs + 1,)
         or cu_seqlens.dtype is not torch.int32
         or (has_initial_state is not None and (has_initial_state.shape != (num_reqs,) or has_initial_state.dtype is not torch.bool))
     ):
         _refuse(op, x, weight, bias, states, state_indices, cu_seqlens, has_initial_state)
-    _check_activation(op, activation)
+    if activation is not None and activation != "silu":
+        _refuse_activation(op, activation)
     if out is not None:
         check_out(op, x, out)
+    dtype, weight_dtype, states_dtype = x.dtype, weight.dtype, states.dtype
     device = x.device
-    dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype, states.dtype)
-    devices = (device, weight.device, states.device, state_indices.device, cu_seqlens.device)
-    optional = tuple(None if one is None else one.device for one in (bias, has_initial_state))
-    key = (devices, optional, dtypes, weight.shape[1], solution)
-    kernel = _PREFILL.table.get(key)
+    key = (
+        device,
+        # Ordinals rather than devices: they are quicker to hash.
+        weight.get_device(),
+        states.get_device(),
+        state_indices.get_device(),
+        cu_seqlens.get_device(),
+        None if bias is None else (bias.get_device(), bias.dtype),
+        None if has_initial_state is None else has_initial_state.get_device(),
+        dtype,
+        None if weight_dtype is dtype else weight_dtype,
+        None if states_dtype is dtype else states_dtype,
+        width,
+        solution,
+    )
+    kernel = _PREFILL_TABLE.get(key)
     if kernel is None:
+        dtypes = (dtype, weight_dtype, None if bias is None else bias.dtype, states_dtype)
         operands = {"weight": weight, "bias": bias, "states": states, "state_indices": state_indices, "cu_seqlens": cu_seqlens}
         check_devices(op, device, **operands, has_initial_state=has_initial_state)
-        kernel = _PREFILL.bind(key, device, dtypes, (weight.shape[1],), solution)
+        kernel = _PREFILL.bind(key, device, dtypes, (width,), solution)
     computed: torch.Tensor = kernel(
         x, weight, bias, states, state_indices, cu_seqlens, has_initial_state=has_initial_state, activation=activation, out=out
     )
@@ -120,48 +149,52 @@ def causal_conv1d_update(
     if is_compiling():
         result: torch.Tensor = _UPDATE_LIBRARY(x, weight, bias, states, state_indices, activation, solution)
         return result if out is None else out.copy_(result)
-    op = CAUSAL_CONV1D_UPDATE.name
-    if not _fits(x, 3, weight, bias, states, state_indices) or state_indices.shape[0] != x.shape[0]:
+    op = _UPDATE_NAME
+    try:
+        num_reqs, _, channels = x.shape
+        num_channels, width = weight.shape
+        _, state_channels, places = states.shape
+    except ValueError:
         _refuse(op, x, weight, bias, states, state_indices)
-    _check_activation(op, activation)
+    if (
+        channels != num_channels
+        or state_channels != num_channels
+        or places != width - 1
+        or (bias is not None and bias.shape != (num_channels,))
+        or state_indices.shape != (num_reqs,)
+        or (not x.is_contiguous() and x.stride()[2] != 1)
+        or state_indices.dtype not in _INTS
+    ):
+        _refuse(op, x, weight, bias, states, state_indices)
+    if activation is not None and activation != "silu":
+        _refuse_activation(op, activation)
     if out is not None:
         check_out(op, x, out)
+    dtype, weight_dtype, states_dtype = x.dtype, weight.dtype, states.dtype
     device = x.device
-    dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype, states.dtype)
-    devices = (device, weight.device, states.device, state_indices.device, None if bias is None else bias.device)
-    key = (devices, dtypes, weight.shape[1], solution)
-    kernel = _UPDATE.table.get(key)
+    key = (
+        device,
+        weight.get_device(),
+        states.get_device(),
+        state_indices.get_device(),
+        None if bias is None else (bias.get_device(), bias.dtype),
+        dtype,
+        None if weight_dtype is dtype else weight_dtype,
+        None if states_dtype is dtype else states_dtype,
+        width,
+        solution,
+    )
+    kernel = _UPDATE_TABLE.get(key)
     if kernel is None:
+        dtypes = (dtype, weight_dtype, None if bias is None else bias.dtype, states_dtype)
         check_devices(op, device, weight=weight, bias=bias, states=states, state_indices=state_indices)
-        kernel = _UPDATE.bind(key, device, dtypes, (weight.shape[1],), solution)
+        kernel = _UPDATE.bind(key, device, dtypes, (width,), solution)
     computed: torch.Tensor = kernel(x, weight, bias, states, state_indices, activation=activation, out=out)
     return computed
 
 
-def _fits(
-    x: torch.Tensor,
-    dims: int,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    states: torch.Tensor,
-    state_indices: torch.Tensor,
-) -> bool:
-    if x.dim() != dims or weight.dim() != 2 or states.dim() != 3 or state_indices.dim() != 1:
-        return False
-    num_channels, width = weight.shape
-    return (
-        x.shape[-1] == num_channels
-        and width > 0
-        and (bias is None or bias.shape == (num_channels,))
-        and states.shape[1:] == (num_channels, width - 1)
-        and state_indices.dtype in _INTS
-        and (x.stride(-1) == 1 or x.is_contiguous())
-    )
-
-
-def _check_activation(op: str, activation: str | None) -> None:
-    if activation is not None and activation != "silu":
-        raise ShapeError(op, expected='activation None or "silu"', got=repr(activation), fix="apply another activation afterwards")
+def _refuse_activation(op: str, activation: str) -> NoReturn:
+    raise ShapeError(op, expected='activation None or "silu"', got=repr(activation), fix="apply another activation afterwards")
 
 
 def _refuse(

@@ -15,7 +15,11 @@ __all__ = ["gdn_decode", "gdn_prefill"]
 
 _PREFILL: Final = BoundOp(GDN_PREFILL)
 _DECODE: Final = BoundOp(GDN_DECODE)
-_INTS: Final = (torch.int32, torch.int64)
+_PREFILL_TABLE: Final = _PREFILL.table
+_DECODE_TABLE: Final = _DECODE.table
+_FP32: Final = torch.float32
+_INT32: Final = torch.int32
+_INTS: Final = (torch.int64, torch.int32)
 
 
 def gdn_prefill(
@@ -66,39 +70,63 @@ def gdn_prefill(
             q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state, scale, qk_l2norm, solution
         )
         return result if out is None else out.copy_(result)
+    q_shape, dtype, beta_dtype = q.shape, q.dtype, beta.dtype
     try:
-        num_tokens, key_heads, key_dim = q.shape
-        _, value_heads, value_dim = v.shape
-        num_slots = states.shape[0]
+        num_tokens, key_heads, key_dim = q_shape
+        value_rows, value_heads, value_dim = v.shape
+        _, state_heads, state_keys, state_values = states.shape
         (num_reqs,) = state_indices.shape
     except ValueError:
         _refuse(GDN_PREFILL.name, q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state)
+    per_head = (num_tokens, value_heads)
     if (
-        k.shape != q.shape
-        or v.shape[0] != num_tokens
-        or key_heads == 0
-        or value_heads % key_heads != 0
-        or g.shape != (num_tokens, value_heads)
-        or beta.shape != g.shape
-        or states.shape != (num_slots, value_heads, key_dim, value_dim)
+        k.shape != q_shape
+        or value_rows != num_tokens
+        or not key_heads
+        or value_heads % key_heads
+        or g.shape != per_head
+        or beta.shape != per_head
+        or state_heads != value_heads
+        or state_keys != key_dim
+        or state_values != value_dim
         or cu_seqlens.shape != (num_reqs + 1,)
-        or cu_seqlens.dtype is not torch.int32
+        or (not q.is_contiguous() and q.stride()[2] != 1)
+        or (not k.is_contiguous() and k.stride()[2] != 1)
+        or (not v.is_contiguous() and v.stride()[2] != 1)
+        or (not states.is_contiguous() and states.stride()[3] != 1)
+        # Compared rather than put into the key: hashing a dtype takes several times as long.
+        or k.dtype is not dtype
+        or v.dtype is not dtype
+        or g.dtype is not _FP32
+        or states.dtype is not _FP32
+        or cu_seqlens.dtype is not _INT32
         or state_indices.dtype not in _INTS
         or (has_initial_state is not None and (has_initial_state.shape != (num_reqs,) or has_initial_state.dtype is not torch.bool))
-        or not (_packed(q) and _packed(k) and _packed(v) and _packed(states))
     ):
         _refuse(GDN_PREFILL.name, q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state)
     if out is not None:
         check_out(GDN_PREFILL.name, v, out)
     device = q.device
-    dtypes = (q.dtype, k.dtype, v.dtype, g.dtype, beta.dtype, states.dtype)
-    devices = (device, k.device, v.device, g.device, beta.device, states.device, state_indices.device, cu_seqlens.device)
-    known_device = None if has_initial_state is None else has_initial_state.device
-    key = (devices, known_device, dtypes, key_dim, value_dim, solution)
-    kernel = _PREFILL.table.get(key)
+    key = (
+        device,
+        # Ordinals rather than devices: they are quicker to hash.
+        k.get_device(),
+        v.get_device(),
+        g.get_device(),
+        beta.get_device(),
+        states.get_device(),
+        state_indices.get_device(),
+        cu_seqlens.get_device(),
+        None if has_initial_state is None else has_initial_state.get_device(),
+        dtype,
+        None if beta_dtype is dtype else beta_dtype,
+        key_dim,
+        value_dim,
+        solution,
+    )
+    kernel = _PREFILL_TABLE.get(key)
     if kernel is None:
-        if len(set(dtypes[:3])) > 1:
-            _refuse(GDN_PREFILL.name, q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state)
+        dtypes = (dtype, dtype, dtype, _FP32, beta_dtype, _FP32)
         operands = {"k": k, "v": v, "g": g, "beta": beta, "states": states, "state_indices": state_indices}
         check_devices(GDN_PREFILL.name, device, **operands, cu_seqlens=cu_seqlens, has_initial_state=has_initial_state)
         kernel = _PREFILL.bind(key, device, dtypes, (key_dim, value_dim), solution)
@@ -157,35 +185,59 @@ def gdn_decode(
     if is_compiling():
         result: torch.Tensor = _DECODE_LIBRARY(q, k, v, g, beta, states, state_indices, scale, qk_l2norm, solution)
         return result if out is None else out.copy_(result)
+    q_shape, dtype, beta_dtype = q.shape, q.dtype, beta.dtype
     try:
-        num_reqs, q_len, key_heads, key_dim = q.shape
-        _, _, value_heads, value_dim = v.shape
-        num_slots = states.shape[0]
+        num_reqs, q_len, key_heads, key_dim = q_shape
+        value_reqs, value_len, value_heads, value_dim = v.shape
+        _, state_heads, state_keys, state_values = states.shape
     except ValueError:
         _refuse(GDN_DECODE.name, q, k, v, g, beta, states, state_indices)
+    per_head = (num_reqs, q_len, value_heads)
     if (
-        k.shape != q.shape
-        or v.shape[:2] != (num_reqs, q_len)
-        or key_heads == 0
-        or value_heads % key_heads != 0
-        or g.shape != (num_reqs, q_len, value_heads)
-        or beta.shape != g.shape
-        or states.shape != (num_slots, value_heads, key_dim, value_dim)
+        k.shape != q_shape
+        or value_reqs != num_reqs
+        or value_len != q_len
+        or not key_heads
+        or value_heads % key_heads
+        or g.shape != per_head
+        or beta.shape != per_head
+        or state_heads != value_heads
+        or state_keys != key_dim
+        or state_values != value_dim
         or state_indices.shape != (num_reqs,)
+        or (not q.is_contiguous() and q.stride()[3] != 1)
+        or (not k.is_contiguous() and k.stride()[3] != 1)
+        or (not v.is_contiguous() and v.stride()[3] != 1)
+        or (not states.is_contiguous() and states.stride()[3] != 1)
+        # Compared rather than put into the key: hashing a dtype takes several times as long.
+        or k.dtype is not dtype
+        or v.dtype is not dtype
+        or g.dtype is not _FP32
+        or states.dtype is not _FP32
         or state_indices.dtype not in _INTS
-        or not (_packed(q) and _packed(k) and _packed(v) and _packed(states))
     ):
         _refuse(GDN_DECODE.name, q, k, v, g, beta, states, state_indices)
     if out is not None:
         check_out(GDN_DECODE.name, v, out)
     device = q.device
-    dtypes = (q.dtype, k.dtype, v.dtype, g.dtype, beta.dtype, states.dtype)
-    devices = (device, k.device, v.device, g.device, beta.device, states.device, state_indices.device)
-    key = (devices, dtypes, key_dim, value_dim, solution)
-    kernel = _DECODE.table.get(key)
+    key = (
+        device,
+        # Ordinals rather than devices: they are quicker to hash.
+        k.get_device(),
+        v.get_device(),
+        g.get_device(),
+        beta.get_device(),
+        states.get_device(),
+        state_indices.get_device(),
+        dtype,
+        None if beta_dtype is dtype else beta_dtype,
+        key_dim,
+        value_dim,
+        solution,
+    )
+    kernel = _DECODE_TABLE.get(key)
     if kernel is None:
-        if len(set(dtypes[:3])) > 1:
-            _refuse(GDN_DECODE.name, q, k, v, g, beta, states, state_indices)
+        dtypes = (dtype, dtype, dtype, _FP32, beta_dtype, _FP32)
         operands = {"k": k, "v": v, "g": g, "beta": beta, "states": states, "state_indices": state_indices}
         check_devices(GDN_DECODE.name, device, **operands)
         kernel = _DECODE.bind(key, device, dtypes, (key_dim, value_dim), solution)
@@ -229,13 +281,13 @@ def _refuse(
             ("v", v, f"[{rows}, Hv, value_dim] {dtype}{last}", v.dtype is q.dtype and _packed(v), None),
             ("v", v, f"with {lead} rows, as q", list(v.shape[:-2]) == lead, None),
             ("v", v, f"with a multiple of q's {key_heads} heads", value_heads % key_heads == 0, None),
-            ("g", g, f"{per_head} float32", list(g.shape) == per_head, None),
+            ("g", g, f"{per_head} float32", list(g.shape) == per_head and g.dtype is _FP32, None),
             ("beta", beta, f"{per_head} float32 or {dtype}", list(beta.shape) == per_head, None),
             (
                 "states",
                 states,
-                f"[num_slots, {', '.join(map(str, state))}]{last}",
-                states.dim() == 4 and list(states.shape[1:]) == state and _packed(states),
+                f"[num_slots, {', '.join(map(str, state))}] float32{last}",
+                states.dim() == 4 and list(states.shape[1:]) == state and states.dtype is _FP32 and _packed(states),
                 None,
             ),
             (

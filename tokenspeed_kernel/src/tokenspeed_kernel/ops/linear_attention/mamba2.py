@@ -16,7 +16,12 @@ __all__ = ["mamba2_prefill", "selective_state_update"]
 
 _PREFILL: Final = BoundOp(MAMBA2_PREFILL)
 _UPDATE: Final = BoundOp(SELECTIVE_STATE_UPDATE)
-_INTS: Final = (torch.int32, torch.int64)
+_PREFILL_TABLE: Final = _PREFILL.table
+_UPDATE_TABLE: Final = _UPDATE.table
+_PREFILL_NAME: Final = MAMBA2_PREFILL.name
+_UPDATE_NAME: Final = SELECTIVE_STATE_UPDATE.name
+_FP32: Final = torch.float32
+_INTS: Final = (torch.int64, torch.int32)
 
 
 def mamba2_prefill(
@@ -88,12 +93,42 @@ def mamba2_prefill(
             solution,
         )
         return result if out is None else out.copy_(result)
-    op = MAMBA2_PREFILL.name
-    num_reqs = state_indices.shape[0] if state_indices.dim() == 1 else -1
+    op = _PREFILL_NAME
+    dtype, dt_dtype = x.dtype, dt.dtype
+    x_shape, b_shape = x.shape, b.shape
+    try:
+        num_tokens, num_heads, head_dim = x_shape
+        b_rows, groups, state_dim = b_shape
+        _, state_heads, state_rows, state_columns = states.shape
+        (num_reqs,) = state_indices.shape
+    except ValueError:
+        _refuse(op, x, dt, a, b, c, states, state_indices, d, z, dt_bias, cu_seqlens, has_initial_state)
     if (
-        not _fits(x, 3, dt, a, b, c, states, state_indices, d, z, dt_bias)
+        not groups
+        or num_heads % groups
+        or b_rows != num_tokens
+        or c.shape != b_shape
+        or dt.shape != (num_tokens, num_heads)
+        or a.shape != (num_heads,)
+        or state_heads != num_heads
+        or state_rows != head_dim
+        or state_columns != state_dim
+        or (d is not None and d.shape != (num_heads,))
+        or (dt_bias is not None and dt_bias.shape != (num_heads,))
+        or (z is not None and (z.shape != x_shape or (not z.is_contiguous() and z.stride()[2] != 1)))
+        or (not x.is_contiguous() and x.stride()[2] != 1)
+        or (not b.is_contiguous() and b.stride()[2] != 1)
+        or (not c.is_contiguous() and c.stride()[2] != 1)
+        or (not states.is_contiguous() and states.stride()[3] != 1)
         or cu_seqlens.shape != (num_reqs + 1,)
+        # Compared rather than put into the key: hashing a dtype takes several times as long.
+        or b.dtype is not dtype
+        or c.dtype is not dtype
+        or (z is not None and z.dtype is not dtype)
+        or a.dtype is not _FP32
+        or states.dtype is not _FP32
         or cu_seqlens.dtype is not torch.int32
+        or state_indices.dtype not in _INTS
         or (has_initial_state is not None and (has_initial_state.shape != (num_reqs,) or has_initial_state.dtype is not torch.bool))
     ):
         _refuse(op, x, dt, a, b, c, states, state_indices, d, z, dt_bias, cu_seqlens, has_initial_state)
@@ -102,17 +137,33 @@ def mamba2_prefill(
     if out is not None:
         check_out(op, x, out)
     device = x.device
-    dtypes = (x.dtype, dt.dtype, a.dtype, b.dtype, c.dtype, states.dtype, *(_dtype_of(one) for one in (d, z, dt_bias)))
-    devices = (device, dt.device, a.device, b.device, c.device, states.device, state_indices.device, cu_seqlens.device)
-    optional = tuple(None if one is None else one.device for one in (d, z, dt_bias, has_initial_state))
-    traits = (x.shape[-1], b.shape[-1])
-    key = (devices, optional, dtypes, traits, solution)
-    kernel = _PREFILL.table.get(key)
+    key = (
+        device,
+        # Ordinals rather than devices: they are quicker to hash.
+        dt.get_device(),
+        a.get_device(),
+        b.get_device(),
+        c.get_device(),
+        states.get_device(),
+        state_indices.get_device(),
+        cu_seqlens.get_device(),
+        None if has_initial_state is None else has_initial_state.get_device(),
+        None if z is None else z.get_device(),
+        None if d is None else (d.get_device(), d.dtype),
+        None if dt_bias is None else (dt_bias.get_device(), dt_bias.dtype),
+        dtype,
+        None if dt_dtype is dtype else dt_dtype,
+        head_dim,
+        state_dim,
+        solution,
+    )
+    kernel = _PREFILL_TABLE.get(key)
     if kernel is None:
+        dtypes = (dtype, dt_dtype, _FP32, dtype, dtype, _FP32, *(_dtype_of(one) for one in (d, z, dt_bias)))
         operands = {"dt": dt, "a": a, "b": b, "c": c, "states": states, "d": d, "z": z, "dt_bias": dt_bias}
         others = {"state_indices": state_indices, "cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
         check_devices(op, device, **operands, **others)
-        kernel = _PREFILL.bind(key, device, dtypes, traits, solution)
+        kernel = _PREFILL.bind(key, device, dtypes, (head_dim, state_dim), solution)
     computed: torch.Tensor = kernel(
         x,
         dt,
@@ -178,25 +229,71 @@ def selective_state_update(
         limit = None if dt_limit is None else list(dt_limit)
         result: torch.Tensor = _UPDATE_LIBRARY(x, dt, a, b, c, states, state_indices, d, z, dt_bias, dt_softplus, limit, solution)
         return result if out is None else out.copy_(result)
-    op = SELECTIVE_STATE_UPDATE.name
-    fits = _fits(x, 4, dt, a, b, c, states, state_indices, d, z, dt_bias)
-    if not fits or state_indices.shape[0] != x.shape[0]:
+    op = _UPDATE_NAME
+    dtype, dt_dtype = x.dtype, dt.dtype
+    x_shape, b_shape = x.shape, b.shape
+    try:
+        num_reqs, q_len, num_heads, head_dim = x_shape
+        b_reqs, b_len, groups, state_dim = b_shape
+        _, state_heads, state_rows, state_columns = states.shape
+    except ValueError:
+        _refuse(op, x, dt, a, b, c, states, state_indices, d, z, dt_bias)
+    if (
+        not groups
+        or num_heads % groups
+        or b_reqs != num_reqs
+        or b_len != q_len
+        or c.shape != b_shape
+        or dt.shape != (num_reqs, q_len, num_heads)
+        or a.shape != (num_heads,)
+        or state_heads != num_heads
+        or state_rows != head_dim
+        or state_columns != state_dim
+        or state_indices.shape != (num_reqs,)
+        or (d is not None and d.shape != (num_heads,))
+        or (dt_bias is not None and dt_bias.shape != (num_heads,))
+        or (z is not None and (z.shape != x_shape or (not z.is_contiguous() and z.stride()[3] != 1)))
+        or (not x.is_contiguous() and x.stride()[3] != 1)
+        or (not b.is_contiguous() and b.stride()[3] != 1)
+        or (not c.is_contiguous() and c.stride()[3] != 1)
+        or (not states.is_contiguous() and states.stride()[3] != 1)
+        # Compared rather than put into the key: hashing a dtype takes several times as long.
+        or b.dtype is not dtype
+        or c.dtype is not dtype
+        or (z is not None and z.dtype is not dtype)
+        or a.dtype is not _FP32
+        or states.dtype is not _FP32
+        or state_indices.dtype not in _INTS
+    ):
         _refuse(op, x, dt, a, b, c, states, state_indices, d, z, dt_bias)
     if dt_limit is not None:
         _check_limit(op, dt_limit)
     if out is not None:
         check_out(op, x, out)
     device = x.device
-    dtypes = (x.dtype, dt.dtype, a.dtype, b.dtype, c.dtype, states.dtype, *(_dtype_of(one) for one in (d, z, dt_bias)))
-    devices = (device, dt.device, a.device, b.device, c.device, states.device, state_indices.device)
-    optional = tuple(None if one is None else one.device for one in (d, z, dt_bias))
-    traits = (x.shape[-1], b.shape[-1])
-    key = (devices, optional, dtypes, traits, solution)
-    kernel = _UPDATE.table.get(key)
+    key = (
+        device,
+        dt.get_device(),
+        a.get_device(),
+        b.get_device(),
+        c.get_device(),
+        states.get_device(),
+        state_indices.get_device(),
+        None if z is None else z.get_device(),
+        None if d is None else (d.get_device(), d.dtype),
+        None if dt_bias is None else (dt_bias.get_device(), dt_bias.dtype),
+        dtype,
+        None if dt_dtype is dtype else dt_dtype,
+        head_dim,
+        state_dim,
+        solution,
+    )
+    kernel = _UPDATE_TABLE.get(key)
     if kernel is None:
+        dtypes = (dtype, dt_dtype, _FP32, dtype, dtype, _FP32, *(_dtype_of(one) for one in (d, z, dt_bias)))
         operands = {"dt": dt, "a": a, "b": b, "c": c, "states": states, "d": d, "z": z, "dt_bias": dt_bias}
         check_devices(op, device, **operands, state_indices=state_indices)
-        kernel = _UPDATE.bind(key, device, dtypes, traits, solution)
+        kernel = _UPDATE.bind(key, device, dtypes, (head_dim, state_dim), solution)
     computed: torch.Tensor = kernel(
         x, dt, a, b, c, states, state_indices, d=d, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, dt_limit=dt_limit, out=out
     )
@@ -215,42 +312,6 @@ def _check_limit(op: str, dt_limit: tuple[float, float]) -> None:
     if len(dt_limit) != 2 or not dt_limit[0] <= dt_limit[1]:
         expected = "dt_limit (lowest, highest), lowest <= highest"
         raise ShapeError(op, expected=expected, got=repr(tuple(dt_limit)), fix="pass None for no limit")
-
-
-def _fits(
-    x: torch.Tensor,
-    dims: int,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    states: torch.Tensor,
-    state_indices: torch.Tensor,
-    d: torch.Tensor | None,
-    z: torch.Tensor | None,
-    dt_bias: torch.Tensor | None,
-) -> bool:
-    if x.dim() != dims or b.dim() != dims or states.dim() != 4 or state_indices.dim() != 1:
-        return False
-    *lead, num_heads, head_dim = x.shape
-    groups, state_dim = b.shape[-2:]
-    return (
-        groups > 0
-        and num_heads % groups == 0
-        and list(dt.shape) == [*lead, num_heads]
-        and a.shape == (num_heads,)
-        and list(b.shape[:-2]) == lead
-        and c.shape == b.shape
-        and states.shape[1:] == (num_heads, head_dim, state_dim)
-        and state_indices.dtype in _INTS
-        and (d is None or d.shape == (num_heads,))
-        and (dt_bias is None or dt_bias.shape == (num_heads,))
-        and (z is None or (z.shape == x.shape and _packed(z)))
-        and _packed(x)
-        and _packed(b)
-        and _packed(c)
-        and _packed(states)
-    )
 
 
 def _refuse(
@@ -278,6 +339,7 @@ def _refuse(
     *lead, num_heads, head_dim = x.shape
     groups, state_dim = b.shape[-2:]
     per_head, last = [*lead, num_heads], ", last dimension contiguous"
+    dtype = str(x.dtype).removeprefix("torch.")
     state = [num_heads, head_dim, state_dim]
     num_reqs = state_indices.shape[0] if state_indices.dim() == 1 else -1
     refuse(
@@ -285,19 +347,26 @@ def _refuse(
         [
             ("x", x, f"[{rows}, H, head_dim]{last}", _packed(x), "pass x.contiguous()"),
             ("dt", dt, str(per_head), list(dt.shape) == per_head, None),
-            ("a", a, f"[{num_heads}]", a.shape == (num_heads,), None),
-            ("b", b, f"{[*lead, 'G', 'state_dim']}{last}", list(b.shape[:-2]) == lead and _packed(b), None),
+            ("a", a, f"[{num_heads}] float32", a.shape == (num_heads,) and a.dtype is _FP32, None),
+            ("b", b, f"[{rows}, G, state_dim] {dtype}{last}", b.dtype is x.dtype and _packed(b), None),
+            ("b", b, f"with {lead} rows, as x", list(b.shape[:-2]) == lead, None),
             ("b", b, f"with a number of groups that divides {num_heads} heads", groups > 0 and num_heads % groups == 0, None),
-            ("c", c, f"like b, {list(b.shape)}{last}", c.shape == b.shape and _packed(c), None),
+            ("c", c, f"like b, {list(b.shape)} {dtype}{last}", c.shape == b.shape and c.dtype is x.dtype and _packed(c), None),
             (
                 "states",
                 states,
-                f"[num_slots, {', '.join(map(str, state))}]{last}",
-                states.dim() == 4 and list(states.shape[1:]) == state and _packed(states),
+                f"[num_slots, {', '.join(map(str, state))}] float32{last}",
+                states.dim() == 4 and list(states.shape[1:]) == state and states.dtype is _FP32 and _packed(states),
                 None,
             ),
             ("d", d, f"[{num_heads}]", d is None or d.shape == (num_heads,), None),
-            ("z", z, f"like x, {list(x.shape)}{last}", z is None or (z.shape == x.shape and _packed(z)), None),
+            (
+                "z",
+                z,
+                f"like x, {list(x.shape)} {dtype}{last}",
+                z is None or (z.shape == x.shape and z.dtype is x.dtype and _packed(z)),
+                None,
+            ),
             ("dt_bias", dt_bias, f"[{num_heads}]", dt_bias is None or dt_bias.shape == (num_heads,), None),
             (
                 "state_indices",

@@ -6,8 +6,11 @@ Run as a program by `test_scaled_compiled`, because the interpreter of the other
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,7 +111,7 @@ def launches(target: str, pairs: tuple[tuple[str, str], ...], rows: tuple[int, .
                 plain = x.dtype if isinstance(x, torch.Tensor) else None
                 wide = plain is torch.float32
                 tiles = choose_tiles(num_rows, left, right, wide=wide, amd=amd)
-                tiles = choose_few_rows_tiles(wide=wide, amd=amd) if name == "mm few" else tiles
+                tiles = choose_few_rows_tiles(right, wide=wide, amd=amd) if name == "mm few" else tiles
                 constants = {**product_constants(left, right, plain, tiles), **extra}
                 pointers = {
                     f"{side}_{part}ptr": NAMES[tensor.dtype]
@@ -187,15 +190,25 @@ def compile_kernel(function: Any, target: str, constants: dict[str, Any], pointe
 
 
 def facts(kernel: Any, target: str) -> dict[str, Any]:
-    """Shared memory, and whether the matrix unit gets fp8, or half-precision, operands."""
+    """Spilled bytes or registers, shared memory, and whether the matrix unit gets fp8, or half-precision, operands."""
     if target.startswith("sm"):
+        tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(kernel.asm["cubin"])
+            file.flush()
+            printed = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        found = re.search(r"STACK:(\d+)", printed)
+        assert found, printed
         text = kernel.asm["ptx"]
         fp8 = bool(re.search(r"(wgmma|mma\.sync|tcgen05\.mma)[^\n]*(e4m3|f8f6f4)", text))
         matrix = any(name in text for name in ("wgmma.mma", "mma.sync", "tcgen05.mma"))
     else:
         text = kernel.asm["amdgcn"]
         fp8, matrix = bool(re.search(r"v_mfma\w*(fp8|f8)", text)), "v_mfma" in text
-    return {"shared": kernel.metadata.shared, "fp8": fp8, "matrix": matrix, "tf32": "tf32" in text or "xf32" in text}
+        found = re.search(r"\.vgpr_spill_count:\s+(\d+)", text)
+        assert found
+    tf32 = "tf32" in text or "xf32" in text
+    return {"spills": int(found[1]), "shared": kernel.metadata.shared, "fp8": fp8, "matrix": matrix, "tf32": tf32}
 
 
 def main() -> None:

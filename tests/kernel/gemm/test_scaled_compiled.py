@@ -26,6 +26,7 @@ def test_kernels_compile_and_fit(target: str, extent: str, tmp_path: Path) -> No
     kernels = json.loads(done.stdout.splitlines()[-1])
     assert len(kernels) > (25 if extent == "few" else 80)
     for name, used in kernels.items():
+        assert used["spills"] <= 128, (name, used)
         assert used["shared"] <= SHARED_BYTES[target], (name, used)
         assert not used["tf32"], f"{name}: fp32 products must be IEEE"
         if name.startswith(("mm", "masked", "contiguous")) and " fp32 " not in name:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernel.ops.gemm.triton.product import Tiles, multiply_tile, prepared, product_constants
-from tokenspeed_kernel.ops.quantization.triton.tile import operand
+from tokenspeed_kernel.ops.quantization.triton.tile import Operand, operand
 from tokenspeed_kernel.quantized import QuantizedTensor
 
 __all__ = ["mm", "num_splits"]
@@ -102,7 +102,7 @@ def mm(
     target = out.view(-1, out_features) if out.is_contiguous() else out if direct else out.new_empty((num_rows, out_features))
     left, right = prepared(rows, weight, operand(rows), operand(weight))
     plain = rows.dtype if isinstance(rows, torch.Tensor) else None
-    tiles = choose_few_rows_tiles(wide=plain is torch.float32, amd=torch.version.hip is not None)
+    tiles = choose_few_rows_tiles(right, wide=plain is torch.float32, amd=torch.version.hip is not None)
     feature_tiles = triton.cdiv(out_features, tiles.features)
     splits = num_splits(feature_tiles, in_features, tiles.depth, _processors(out.device))
     depth_each = triton.cdiv(triton.cdiv(in_features, tiles.depth), splits) * tiles.depth
@@ -124,14 +124,16 @@ def mm(
     return out if direct else out.copy_(target.view(shape))
 
 
-def choose_few_rows_tiles(*, wide: bool, amd: bool) -> Tiles:
+def choose_few_rows_tiles(weight: Operand, *, wide: bool, amd: bool) -> Tiles:
     """Narrow and deep, so that many programs have many loads in flight.
 
     Args:
+        weight: features.
         wide: values are float32.
         amd: fewer stages, for 64 KiB of shared memory.
     """
-    tiles = Tiles(_ROWS, 32, 64, 4, 3) if wide else Tiles(_ROWS, 32, 128, 4, 4)
+    # Each element of a GGUF block finds its scales: with more of them to a thread, registers spill.
+    tiles = Tiles(_ROWS, 32, 64, 4, 3) if wide or weight.constants[0].startswith("gguf") else Tiles(_ROWS, 32, 128, 4, 4)
     return tiles._replace(num_stages=2) if amd else tiles
 
 

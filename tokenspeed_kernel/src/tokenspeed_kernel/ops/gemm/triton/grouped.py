@@ -105,17 +105,30 @@ def _contiguous_kernel(
         end = tl.where(owned, end, num_rows)
         rows = begin.to(tl.int64) + tl.arange(0, ROWS)
         present = rows < end
-        owner = tl.where(present & owned, expert, -1)
-        first_expert = tl.where(owned, expert, num_experts)
-        last_expert = tl.where(owned, expert, -1)
+        chosen = rows < tl.where(owned, end, 0)
     total = tl.zeros([ROWS, FEATURES], dtype=tl.float32)
-    # One pass where the tile has one expert, as tiles of offsets and aligned ids have. 64 bits, for the offset of its weight.
-    for matrix in range(first_expert.to(tl.int64), last_expert.to(tl.int64) + 1):
-        chosen = owner == matrix
-        depth = tl.where(tl.sum(chosen.to(tl.int32), 0) > 0, in_features, 0)
-        part = tl.zeros([ROWS, FEATURES], dtype=tl.float32)
-        part = multiply_tile(
-            part, rows, chosen, features, feature_mask, 0, depth, in_features,
+    if BY_IDS:
+        # One pass for each expert of the tile: one alone where the ids are aligned. 64 bits, for the offset of its weight.
+        for matrix in range(first_expert.to(tl.int64), last_expert.to(tl.int64) + 1):
+            chosen = owner == matrix
+            depth = tl.where(tl.sum(chosen.to(tl.int32), 0) > 0, in_features, 0)
+            part = tl.zeros([ROWS, FEATURES], dtype=tl.float32)
+            part = multiply_tile(
+                part, rows, chosen, features, feature_mask, 0, depth, in_features,
+                x_ptr, x_scale_ptr, x_zero_ptr, x_row, x_col, x_scale_row, x_scale_col, x_zero_row, x_zero_col,
+                w_ptr + matrix * w_matrix, w_scale_ptr + matrix * w_scale_matrix, w_zero_ptr + matrix * w_zero_matrix,
+                w_row, w_col, w_scale_row, w_scale_col, w_zero_row, w_zero_col,
+                X_KIND, X_SCALE, X_BLOCK_ROWS, X_BLOCK_COLS, W_KIND, W_SCALE, W_BLOCK_ROWS, W_BLOCK_COLS,
+                LATE, DOT, ROWS, FEATURES, DEPTH,
+            )  # fmt: skip
+            if W_GLOBAL:
+                part *= tl.load(w_global_ptr + matrix)
+            total = tl.where(chosen[:, None], part, total)
+    else:
+        matrix = tl.where(owned, expert, 0).to(tl.int64)
+        depth = tl.where(owned, in_features, 0)
+        total = multiply_tile(
+            total, rows, chosen, features, feature_mask, 0, depth, in_features,
             x_ptr, x_scale_ptr, x_zero_ptr, x_row, x_col, x_scale_row, x_scale_col, x_zero_row, x_zero_col,
             w_ptr + matrix * w_matrix, w_scale_ptr + matrix * w_scale_matrix, w_zero_ptr + matrix * w_zero_matrix,
             w_row, w_col, w_scale_row, w_scale_col, w_zero_row, w_zero_col,
@@ -123,8 +136,9 @@ def _contiguous_kernel(
             LATE, DOT, ROWS, FEATURES, DEPTH,
         )  # fmt: skip
         if W_GLOBAL:
-            part *= tl.load(w_global_ptr + matrix)
-        total = tl.where(chosen[:, None], part, total)
+            total *= tl.load(w_global_ptr + matrix)
+        # Tiles of rows that belong to no one, or beyond the expert's, stay 0 even where a weight is NaN.
+        total = tl.where(chosen[:, None], total, 0.0)
     if X_GLOBAL:
         total *= tl.load(x_global_ptr)
     out_ptrs = out_ptr + rows[:, None] * out_row + features[None, :] * out_col

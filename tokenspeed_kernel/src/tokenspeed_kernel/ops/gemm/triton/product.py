@@ -7,6 +7,7 @@ e2m1 values times an fp8 scale, are exact in bf16; only scales of other kinds ro
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -146,6 +147,7 @@ def prepared(
     )
 
 
+@functools.cache
 def _multiplies_fp8(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
@@ -176,4 +178,7 @@ def choose_tiles(num_rows: int, x: Operand, weight: Operand, *, wide: bool, amd:
         # Codes are decoded in registers on their way to the matrix unit.
         few = Tiles(16, 64, 128, 4, 3) if num_rows <= 16 else Tiles(64, 64, 64, 4, 3)
         tiles = few if num_rows <= 64 else Tiles(128, 128, 64, 8, 2)
+        if weight.constants[0].startswith("gguf"):
+            # Each element finds its block and its scales: with more of them to a thread, registers spill.
+            tiles = tiles._replace(depth=64)
     return tiles._replace(num_stages=min(tiles.num_stages, 2)) if amd else tiles

@@ -48,14 +48,14 @@ def measure_limits(device: torch.device, *, quick: bool = False) -> Limits:
         quick: smaller tensors and fewer samples; the figures are then too low or too high.
     """
     samples = 3 if quick else 10
-    num_bytes = max(4 * cache_bytes(device), 32 << 20 if quick else 256 << 20)
+    num_bytes = max(4 * cache_bytes(device), 32 << 20 if quick else (1 << 30 if device.type == "cuda" else 256 << 20))
     source = torch.ones(num_bytes // 4, device=device)
     scalar = torch.empty((), device=device)
-    tiny = torch.empty(1, device=device)
+    tiny = torch.zeros(1, device=device)
     sizes: dict[str, int] = {}
     calls: dict[str, Callable[[int], object]] = {"read": lambda _: torch.sum(source, 0, out=scalar)}
     if device.type == "cuda":
-        calls["launch"] = lambda _: tiny.zero_()
+        calls["launch"] = lambda _: tiny.add_(1)  # a kernel; zeroing would be a memset
     size = 256 if quick else 768 if device.type == "cpu" else 8192
     for kind, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
         # On a CPU a type that it does not multiply is 50 times slower; what is slow needs no large product.

@@ -74,8 +74,16 @@ def mla(facts: DeviceFacts) -> Kernels:
     for dtype, head_dim, v_head_dim, rows in (("bf16", 192, 128, 4096), ("bf16", 192, 128, 32), ("fp32", 192, 128, 4096)):
         tiles = tuning.prefill_config(DTYPES[dtype], head_dim, v_head_dim, rows, 8192, facts)
         constants = {
-            **{"GROUP": 1, "HEAD_DIM": head_dim, "VALUE_DIM": v_head_dim, "BLOCK_D": tiles.block_d, "BLOCK_E": tiles.block_e},
-            **{"BLOCK_V": tiles.block_v, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "CAUSAL": True, "LSE": True},
+            "GROUP": 1,
+            "HEAD_DIM": head_dim,
+            "VALUE_DIM": v_head_dim,
+            "BLOCK_D": tiles.block_d,
+            "BLOCK_E": tiles.block_e,
+            "BLOCK_V": tiles.block_v,
+            "BLOCK_M": tiles.block_m,
+            "BLOCK_N": tiles.block_n,
+            "CAUSAL": True,
+            "LSE": True,
         }
         operands = _operands(dtype, "q_ptr", "k_ptr", "v_ptr", "out_ptr")
         yield f"prefill {dtype} rows {rows}", _prefill_kernel, constants, tiles.num_warps, tiles.num_stages, operands
@@ -96,12 +104,10 @@ def dsa(facts: DeviceFacts) -> Kernels:
     for dtype, keys, paged in (("bf16", "bf16", True), ("fp16", "fp16", False), ("fp32", "fp32", True), ("bf16", "fp8e4nv", True)):
         if keys == "fp8e4nv" and (facts.major == 8 or facts.shared_bytes == 65536):
             continue  # no conversion from e4m3 on sm_80 and gfx942: the spec says so
-        tiles = indexer_config(DTYPES[dtype], 64, 128, 8192)
+        tiles = indexer_config(DTYPES[dtype], 64, 128, 8192, keys == "fp8e4nv")
         warps, stages = tiles.pop("num_warps"), tiles.pop("num_stages")
-        constants = {
-            **{"HEADS": 64, "DIM": 128, "PAGED": paged, "PAGE_SIZE": 64 if paged else _NO_PAGES, "CAUSAL": True, "DOT": DOTS[dtype]},
-            **{"SCALED": keys == "fp8e4nv", **tiles},
-        }
+        pages = {"PAGED": paged, "PAGE_SIZE": 64 if paged else _NO_PAGES}
+        constants = {"HEADS": 64, "DIM": 128, "CAUSAL": True, "DOT": DOTS[dtype], "SCALED": keys == "fp8e4nv", **pages, **tiles}
         operands = {**_operands(keys, "q_ptr", "k_ptr"), "out_ptr": "*fp32"}
         yield f"indexer {keys}", _indexer_kernel, constants, warps, stages, operands
     for paged in (False, True):
@@ -116,10 +122,8 @@ def attention(facts: DeviceFacts) -> Kernels:
 
 
 def _latent(config: tuning.LatentConfig, heads: int) -> dict[str, Any]:
-    return {
-        **{"HEADS": heads, "LATENT": 512, "ROPE": 64, "BLOCK_L": config.block_l, "BLOCK_R": config.block_r, "LSE": True},
-        **{"BLOCK_V": config.block_v, "CHUNK": config.chunk, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n},
-    }
+    tiles = {name.upper(): getattr(config, name) for name in ("block_l", "block_r", "block_v", "chunk", "block_m", "block_n")}
+    return {"HEADS": heads, "LATENT": 512, "ROPE": 64, "LSE": True, **tiles}
 
 
 def _operands(dtype: str, *names: str) -> dict[str, str]:
@@ -172,16 +176,15 @@ def resources(kernel: Any, target: str) -> dict[str, Any]:
         assert found, name
         counts[name] = int(found[1])
     matrix = "v_mfma" if "v_mfma" in text else ""
-    return {
-        **{"registers": counts["vgpr_count"], "spills": counts["vgpr_spill_count"]},
-        **{"shared": shared, "matrix": matrix, "tf32": "xf32" in text},
-    }
+    used = {"registers": counts["vgpr_count"], "spills": counts["vgpr_spill_count"]}
+    return {**used, "shared": shared, "matrix": matrix, "tf32": "xf32" in text}
 
 
 def main(family: str, target: str) -> None:
     """Compile a family and print the facts."""
     found = {}
-    for name, function, constants, warps, stages, pointers in {"mla": mla, "dsa": dsa, "attention": attention}[family](TARGETS[target][1]):
+    kernels = {"mla": mla, "dsa": dsa, "attention": attention}[family](TARGETS[target][1])
+    for name, function, constants, warps, stages, pointers in kernels:
         try:
             found[name] = resources(compile_kernel(function, target, constants, warps, stages, pointers), target)
         except Exception as error:

@@ -63,7 +63,7 @@ def indexer_scores(
         out, or a new tensor of that shape.
     Raises:
         ShapeError: shapes, dtypes or strides disagree.  NoKernelError: nothing qualifies.
-    Source: DeepSeek-V3.2, arXiv:2512.02556, section 2.1, equation 1.
+    Source: DeepSeek-V3.2-Exp technical report, section 1, equation 1.
     """
     if is_compiling():
         result = _PAGED_LIBRARY(
@@ -134,7 +134,7 @@ def indexer_scores_ragged(
         out, or a new tensor of that shape.
     Raises:
         ShapeError: shapes, dtypes or strides disagree.  NoKernelError: nothing qualifies.
-    Source: DeepSeek-V3.2, arXiv:2512.02556, section 2.1, equation 1.
+    Source: DeepSeek-V3.2-Exp technical report, section 1, equation 1.
     """
     if is_compiling():
         result = _RAGGED_LIBRARY(

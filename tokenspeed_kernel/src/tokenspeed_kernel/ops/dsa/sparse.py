@@ -75,7 +75,7 @@ def sparse_decode(
         out, or a new tensor of that shape; with return_lse also [num_reqs, q_len, num_heads] float32, base e.
     Raises:
         ShapeError: shapes, dtypes or strides disagree.  NoKernelError: nothing qualifies.
-    Source: DeepSeek-V3.2, arXiv:2512.02556, section 2.1, equation 2; DeepSeek-V2, arXiv:2405.04434, section 2.1.
+    Source: DeepSeek-V3.2-Exp technical report, section 1, equation 2; DeepSeek-V2, arXiv:2405.04434, section 2.1.
     """
     if is_compiling():
         result, lse = _DECODE_LIBRARY(q, kv_cache, slots, softmax_scale, latent_dim, return_lse, solution)
@@ -136,7 +136,7 @@ def sparse_prefill(
         out, or a new tensor of that shape; with return_lse also [num_tokens, num_heads] float32, base e.
     Raises:
         ShapeError: shapes, dtypes or strides disagree.  NoKernelError: nothing qualifies.
-    Source: DeepSeek-V3.2, arXiv:2512.02556, section 2.1, equation 2; DeepSeek-V2, arXiv:2405.04434, section 2.1.
+    Source: DeepSeek-V3.2-Exp technical report, section 1, equation 2; DeepSeek-V2, arXiv:2405.04434, section 2.1.
     """
     if is_compiling():
         result, lse = _PREFILL_LIBRARY(q, kv_cache, slots, softmax_scale, latent_dim, return_lse, solution)

@@ -46,7 +46,7 @@ def topk_slots(
         out, or a new tensor of that shape.
     Raises:
         ShapeError: shapes, dtypes or strides disagree, or k or page_size is less than 1.  NoKernelError: nothing qualifies.
-    Source: DeepSeek-V3.2, arXiv:2512.02556, section 2.1, equation 2.
+    Source: DeepSeek-V3.2-Exp technical report, section 1, equation 2.
     """
     if is_compiling():
         result = _LIBRARY_OP(scores, k, page_table, cu_seqlens_q, page_size, solution)

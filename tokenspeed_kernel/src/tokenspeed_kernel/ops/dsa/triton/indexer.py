@@ -91,14 +91,14 @@ def _indexer_kernel(
             tl.store(out_ptr + token * out_token + keys, tl.where(seen, scores, float("-inf")), mask=keys < num_columns)
 
 
-def indexer_config(dtype: torch.dtype, num_heads: int, dim: int, max_seqlen_k: int) -> dict[str, int]:
-    """Tiles and how a program runs, for products of that dtype."""
+def indexer_config(dtype: torch.dtype, num_heads: int, dim: int, max_seqlen_k: int, fp8: bool) -> dict[str, int]:
+    """Tiles and how a program runs, for products of that dtype; fp8 keys take registers to be converted."""
     block_h = power_of_two(num_heads, 16, 1024)
     if dtype == torch.float32:  # no matrix units with IEEE products: registers hold whole operands
         chunk, block_q, block_n = min(power_of_two(dim, 16, 1024), 32), 4, 16
         num_warps, num_stages = 4 if block_h <= 64 else 8, 1
     else:
-        chunk, block_q, block_n = power_of_two(dim, 16, 1024), 8, power_of_two(max_seqlen_k, 16, 128 if block_h <= 64 else 64)
+        chunk, block_q, block_n = power_of_two(dim, 16, 1024), 8, power_of_two(max_seqlen_k, 16, 128 if block_h <= 64 and not fp8 else 64)
         num_warps, num_stages = 4, 2
     tiles = {"BLOCK_H": block_h, "CHUNK": chunk, "BLOCK_Q": block_q, "BLOCK_N": block_n}
     return {**tiles, "num_warps": num_warps, "num_stages": num_stages}
@@ -164,7 +164,7 @@ def _launch(
     if dtype is torch.float8_e4m3fn:
         # Exact in bf16, whose products every device has. (The interpreter's bf16 products are wrong: float32 there.)
         dtype = torch.float32 if q.device.type == "cpu" else torch.bfloat16
-    config = indexer_config(dtype, num_heads, dim, max_seqlen_k)
+    config = indexer_config(dtype, num_heads, dim, max_seqlen_k, k_scale is not None)
     blocks = num_tokens // config["BLOCK_Q"] + num_reqs
     if k_scale is None:
         scale_strides: tuple[int, ...] = (0, 0)

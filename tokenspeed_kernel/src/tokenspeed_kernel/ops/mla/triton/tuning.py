@@ -134,7 +134,10 @@ def latent_config(
         return (rows + buffers * keys) * row_bytes + rows * keys * dtype.itemsize <= facts.shared_bytes
 
     if block_m == 64 and facts.major in (9, 10) and fits(64, 64, 2):
-        # Asynchronous products take 64 rows; two groups of warps share the accumulators. Two tiles of 64 keys are in flight.
+        # Asynchronous products take 64 rows; two groups of warps share the accumulators. Two tiles of 64 keys are in flight, or
+        # of 32 where each key has an address of its own: those of 64 would lie in memory instead of registers (sm_90).
+        if page_size % most_keys:
+            return LatentConfig(64, min(most_keys, 32), block_l, block_r, block_l, 0, 8, 3)
         return LatentConfig(64, most_keys, block_l, block_r, block_l, 0, 8, 2)
     block_n = min(most_keys, 32)
     if block_m == 64 and not fits(64, block_n, 2):

@@ -26,7 +26,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, dict
     """Run `verify --json`, and return the status and what it says."""
 
     def run(*arguments: str) -> tuple[int, dict[str, Any]]:
-        status = main(["verify", *arguments, "--json"])
+        status = main(["verify", *arguments, "--device", "cpu", "--json"])
         return status, json.loads(capsys.readouterr().out)
 
     return run
@@ -82,7 +82,7 @@ def test_a_wrong_kernel_fails(monkeypatch: pytest.MonkeyPatch, command: Callable
 
 
 def test_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "norm.rms_norm", "--solution", "cpu", "--dtype", "fp32", "--random", "2"]) == 0
+    assert main(["verify", "norm.rms_norm", "--device", "cpu", "--solution", "cpu", "--dtype", "fp32", "--random", "2"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split()[:5] == ["op", "kernel", "how", "passed", "failed"]
     assert "cpu_rms_norm" in out

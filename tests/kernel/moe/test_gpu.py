@@ -38,7 +38,7 @@ def _close(got: torch.Tensor, want: torch.Tensor) -> None:
     got, want = got.double(), want.double()
     assert got.isfinite().all()
     scale = want.square().mean().sqrt()
-    assert float((got - want).abs().max() / scale) < 0.05
+    assert float((got - want).abs().max() / scale) < 0.1
     assert float(torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0)) > 0.99995
 
 

@@ -11,7 +11,8 @@ from tokenspeed_kernel.quantized import QuantizedTensor
 
 __all__ = ["mm"]
 
-# What the library asks of the depth and of the number of features.
+# What the library asks of the depth and of the number of features, and with scales for each row of the number of rows: it takes
+# one row or 64, and not 3.
 _MULTIPLE = 16
 
 
@@ -44,18 +45,19 @@ def _product(
     x: QuantizedTensor, weight: QuantizedTensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> torch.Tensor:
     assert x.scale is not None and weight.scale is not None
-    out_features = weight.shape[0]
-    rows, features = _filled(x.data, 0), _filled(weight.data, -out_features % _MULTIPLE)
+    num_rows, out_features = x.shape[0], weight.shape[0]
     left, right = x.scale.float(), weight.scale.float()
+    more_rows = -num_rows % _MULTIPLE if left.dim() == 2 else 0
+    rows, features = _filled(x.data, more_rows), _filled(weight.data, -out_features % _MULTIPLE)
     missing = features.shape[0] - out_features
     if left.dim() == 2:
         right = pad(right, (0, 0, 0, missing), value=1.0).t().contiguous()
-        left = left.contiguous()
+        left = pad(left, (0, 0, 0, more_rows), value=1.0).contiguous()
     if bias is not None and missing:
         bias = pad(bias, (0, missing))
     scaled_mm = torch._scaled_mm
     result: torch.Tensor = scaled_mm(rows, features.t(), left, right, bias, out_dtype=out_dtype)
-    return result[:, :out_features].contiguous() if missing else result
+    return result[:num_rows, :out_features].contiguous() if missing or more_rows else result
 
 
 def _filled(data: torch.Tensor, rows: int) -> torch.Tensor:

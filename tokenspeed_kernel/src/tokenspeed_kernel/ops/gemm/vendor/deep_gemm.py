@@ -11,6 +11,7 @@ from typing import Final
 
 import deep_gemm
 import torch
+from torch.nn.functional import pad
 
 from tokenspeed_kernel.ops.gemm.vendor.block_fp8 import padded, padded_weight
 from tokenspeed_kernel.quantized import QuantizedTensor
@@ -104,12 +105,16 @@ def grouped_mm_masked(
     values, scales = padded(x)
     weights, weight_scales = padded_weight(weight, _FEATURES_MULTIPLE)
     counts = masked_m.clamp(0, max_m).to(torch.int32)
-    product = torch.empty(num_experts, max_m, weights.shape[1], dtype=torch.bfloat16, device=x.device)
-    left = values.contiguous(), scales.contiguous()
+    # A tile is stored whole: where an expert's rows are no multiple of it, it would run into those of the next one.
+    more_rows = -max_m % _ROWS_ALIGNMENT
+    room = max_m + more_rows
+    product = torch.empty(num_experts, room, weights.shape[1], dtype=torch.bfloat16, device=x.device)
+    values = pad(values.view(torch.uint8), (0, 0, 0, more_rows)).view(values.dtype)
+    left = values.contiguous(), pad(scales, (0, 0, 0, more_rows)).contiguous()
     # The last argument is how many rows to expect; the host does not know, and the bound serves the case that takes longest.
     deep_gemm.m_grouped_fp8_gemm_nt_masked(left, (weights, weight_scales), product, counts, max_m)
     behind = torch.arange(max_m, device=x.device) >= counts.unsqueeze(1)
-    result = product[..., :features].masked_fill(behind.unsqueeze(2), 0)
+    result = product[:, :max_m, :features].masked_fill(behind.unsqueeze(2), 0)
     return result if out is None else out.copy_(result)
 
 

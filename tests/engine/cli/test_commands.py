@@ -137,6 +137,11 @@ def test_doctor_finds_nothing_wrong_here() -> None:
     assert findings["scheduler extension"]["verdict"] == "ok"
     assert findings["gemm.mm"]["verdict"] == "ok"
     assert findings["torch"]["verdict"] == "ok"
+    # Whether weights of a format stay quantized, and why, is said of each.
+    for stored in ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"):
+        found = findings[f"{stored} weights"]
+        assert ("stay quantized" if found["verdict"] == "ok" else "are dequantized: no kernel") in found["text"]
+    assert "MB resident, at most" in findings["memory"]["text"]
 
 
 def test_doctor_s_status_tells_of_trouble(tmp_path: Any) -> None:

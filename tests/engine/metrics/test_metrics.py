@@ -97,3 +97,16 @@ def test_rendering_changes_nothing() -> None:
     metrics.request_started(3, 1, 0.2)
     first = {k: v for k, v in values(metrics).items() if "created" not in k}
     assert first == {k: v for k, v in values(metrics).items() if "created" not in k}
+
+
+def test_memory_of_the_core() -> None:
+    """Sizes as they are; what the process held is gone with it, the most that it held is not."""
+    metrics = EngineMetrics()
+    metrics.core_sizes(97_000_000, 47_000_000)
+    metrics.core_memory(300_000_000, 500_000_000)
+    found = values(metrics)
+    assert (found["weights_bytes"], found["kv_cache_bytes"]) == (97e6, 47e6)
+    assert (found["engine_resident_memory_bytes"], found["engine_peak_memory_bytes"]) == (3e8, 5e8)
+    metrics.core_stopped()
+    found = values(metrics)
+    assert (found["engine_resident_memory_bytes"], found["engine_peak_memory_bytes"]) == (0, 5e8)

@@ -1,7 +1,7 @@
 """Cases of the collectives.
 
 They run in the group that is initialised, of whatever size: every process runs the same cases in the same order, and each brings
-other values. Where none is, a group of this process alone is made.
+other values. Where none is, the group of the processes that torchrun started is made, or one of this process alone.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ def _group() -> tuple[str, int, int]:
     """Name of the default group, its size, and this process's rank in it."""
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        if dist.is_torchelastic_launched():  # by torchrun, which has told each process its rank
+            dist.init_process_group(backend)
+        else:
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=store, rank=0, world_size=1)
     world = dist.group.WORLD
     assert world is not None
     return world.group_name, dist.get_world_size(), dist.get_rank()

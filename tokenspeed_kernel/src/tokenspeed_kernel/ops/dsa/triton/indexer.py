@@ -98,7 +98,8 @@ def indexer_config(dtype: torch.dtype, num_heads: int, dim: int, max_seqlen_k: i
         chunk, block_q, block_n = min(power_of_two(dim, 16, 1024), 32), 4, 16
         num_warps, num_stages = 4 if block_h <= 64 else 8, 1
     else:
-        chunk, block_q, block_n = power_of_two(dim, 16, 1024), 8, power_of_two(max_seqlen_k, 16, 128 if block_h <= 64 and not fp8 else 64)
+        chunk, block_q = power_of_two(dim, 16, 1024), 8
+        block_n = power_of_two(max_seqlen_k, 16, 128 if block_h <= 64 and not fp8 else 64)
         num_warps, num_stages = 4, 2
     tiles = {"BLOCK_H": block_h, "CHUNK": chunk, "BLOCK_Q": block_q, "BLOCK_N": block_n}
     return {**tiles, "num_warps": num_warps, "num_stages": num_stages}

@@ -35,7 +35,11 @@ def test_every_op_has_cases() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case: Case, instruction_set: str) -> None:
     check_case(case, solution="cpu_native", device=CPU, dtype=torch.float32)
-    if case.op.startswith("attention."):
+    from tokenspeed_kernel_cpu import _kernels
+
+    # The reference goes key by key: it is not run again for each instruction set, nor on the longest cases.
+    is_best = instruction_set == _kernels.instruction_sets()[0]
+    if case.op.startswith("attention.") and is_best and "several_tiles" not in case.label:
         check_case(case, solution="cpu_native", device=CPU, dtype=torch.bfloat16)
 
 

@@ -6,10 +6,11 @@ eligible one; `explain` in the command line prints them all. So an explanation c
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.metadata
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -18,7 +19,7 @@ import torch
 from packaging.specifiers import SpecifierSet
 
 from tokenspeed_kernel.config import KernelConfig
-from tokenspeed_kernel.errors import NoKernelError, PluginError, PluginWarning
+from tokenspeed_kernel.errors import ConfigError, FormatError, NoKernelError, PluginError, PluginWarning
 from tokenspeed_kernel.platform import Platform, Vendor, current_platform, platform_of
 from tokenspeed_kernel.registry import Registry
 from tokenspeed_kernel.signature import Signature
@@ -123,9 +124,12 @@ def evaluate(registry: Registry, request: Request) -> Iterator[Candidate]:
 
     Raises:
         UnknownOpError: the op does not exist.
+        ConfigError: the op has no trait of a name in the request.
+        FormatError: the op has no operand of a name in the request.
         TuningError: there is a tuning file, and it is of another machine or version.
     """
     contract = registry.contract(request.op)
+    _check_names(contract, request)
     specs = registry.specs(request.op)
     first = _tuned(specs, request)
     if first is not None:
@@ -136,6 +140,22 @@ def evaluate(registry: Registry, request: Request) -> Iterator[Candidate]:
             specs = tuple(one for one in specs if one is not spec)
     for spec in specs:
         yield _candidate(registry, contract, spec, request)
+
+
+def _check_names(contract: OpContract, request: Request) -> None:
+    """A name that the op does not have would not restrict anything, and is refused instead."""
+    traits = [trait.name for trait in contract.traits]
+    for name in request.traits:
+        if name not in traits:
+            raise ConfigError(f"{contract.name}: unknown trait {name!r}\nFix: {_close(name, traits)}")
+    for name, _ in request.signature or ():
+        if name not in contract.operands:
+            raise FormatError(f"{contract.name}: unknown operand {name!r}\nFix: {_close(name, contract.operands)}")
+
+
+def _close(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known) or 'none'}."
 
 
 def _tuned(specs: Iterable[KernelSpec], request: Request) -> tuple[KernelSpec, str] | None:

@@ -178,8 +178,10 @@ def test_a_plan_of_other_queries_is_refused() -> None:
     other = torch.tensor([0, 4, 6], dtype=torch.int32)
     with pytest.raises(ShapeError, match="plan of this batch"):
         attention.mha_extend(**{**inputs, "cu_seqlens_q": other}, plan=made)
+    of_six = attention.plan(inputs["page_table"], inputs["seq_lens"], inputs["cu_seqlens_q"], **sizes)
+    attention.mha_extend(**inputs, plan=of_six, solution="cpu")
     with pytest.raises(ShapeError, match="6 rows, got q with 4 rows"):
-        attention.mha_extend(**{**inputs, "q": inputs["q"][:4]}, plan=made)
+        attention.mha_extend(**{**inputs, "q": inputs["q"][:4]}, plan=of_six, solution="cpu")
     without = attention.plan(inputs["page_table"], inputs["seq_lens"], **sizes)
     with pytest.raises(ShapeError, match="plan of this batch"):
         attention.mha_extend(**inputs, plan=without)

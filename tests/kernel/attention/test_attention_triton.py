@@ -83,6 +83,22 @@ def test_query_row_beyond_2_31_elements(tmp_path: Path) -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("op", ["mha_decode", "mha_extend", "mha_prefill"])
+def test_tables_and_lengths_with_gaps(op: str) -> None:
+    # The kernels read rows of the table, lengths and offsets element after element: others are copied first.
+    batch = cases.Batch("gaps", (1, 1, 1) if op == "mha_decode" else (3, 1, 4), (9, 30, 17))
+    make = {"mha_decode": cases.decode_inputs, "mha_extend": cases.paged_inputs, "mha_prefill": cases.ragged_inputs}[op]
+    inputs = make(batch)
+    want = getattr(attention, op)(**inputs, solution="reference")
+    for name in ("page_table", "seq_lens", "cu_seqlens_q", "cu_seqlens_k"):
+        if name in inputs:
+            wide = torch.stack((inputs[name], torch.full_like(inputs[name], 1)), dim=-1)
+            inputs[name] = wide[..., 0]
+            assert not inputs[name].is_contiguous()
+    torch.testing.assert_close(getattr(attention, op)(**inputs, solution="triton"), want, atol=1e-5, rtol=1e-5)
+
+
+@interpreted
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 8])
 def test_every_number_of_splits(num_splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     decode = pytest.importorskip("tokenspeed_kernel.ops.attention.triton.decode")
@@ -151,3 +167,40 @@ def test_captured_in_a_cuda_graph(op: str) -> None:
     graph.replay()
     expected = function(**inputs, solution="reference")
     torch.testing.assert_close(out, expected, atol=1e-2, rtol=1.6e-2)
+
+
+@pytest.mark.gpu
+def test_pools_beyond_2_31_elements() -> None:
+    # Report K3: 4.3 GB of bf16 each for keys and values; the pages in use lie at the end.
+    if torch.cuda.mem_get_info()[0] < 12 << 30:
+        pytest.skip("needs 12 GB of free device memory")
+    num_pages, page_size, heads, head_dim = 132_000, 16, 8, 128
+    pools = [torch.empty((num_pages, page_size, heads, head_dim), dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+    assert pools[0].numel() > 2**31
+    near = [torch.randn((8, page_size, heads, head_dim), device="cuda").bfloat16() for _ in pools]
+    for pool, pages in zip(pools, near, strict=True):
+        pool[-8:] = pages
+    q = torch.randn((2, 32, head_dim), device="cuda").bfloat16()
+    table = torch.tensor([[3, 0, 7, 1], [2, 6, 5, 4]], dtype=torch.int32, device="cuda")
+    lens, offsets = (torch.tensor(one, dtype=torch.int32, device="cuda") for one in ([64, 50], [0, 1, 2]))
+    want = attention.mha_decode(q, *near, table, lens, max_seqlen_k=64, solution="reference")
+    far = table + num_pages - 8
+    got = attention.mha_decode(q, *pools, far, lens, max_seqlen_k=64, solution="triton")
+    torch.testing.assert_close(got, want, atol=1e-2, rtol=1.6e-2)
+    got = attention.mha_extend(q, *pools, far, offsets, lens, max_seqlen_q=1, max_seqlen_k=64, solution="triton")
+    torch.testing.assert_close(got, want, atol=1e-2, rtol=1.6e-2)
+
+
+@pytest.mark.gpu
+def test_window_of_4096_over_5000_keys_on_gpu() -> None:
+    # Report Z13: the keys seen are 904..4999.
+    batch = cases.Batch("z13", (1,), (5000,), 1, 1, 16, 64, sliding_window=4096, consecutive=True)
+    inputs = cases.decode_inputs(batch, device="cuda", poison=False)
+    inputs["q"].zero_()
+    inputs["v_cache"].zero_()
+    values, first = inputs["v_cache"].flatten(0, 1), int(inputs["page_table"][0, 0]) * 64
+    for position, weight in ((903, 1000.0), (904, 1.0), (4999, 10.0)):
+        values[first + position] = weight
+    out, lse = attention.mha_decode(**inputs, return_lse=True, solution="triton")
+    assert float(out[0, 0, 0]) == pytest.approx(11 / 4096, rel=1e-4)
+    assert float(lse[0, 0]) == pytest.approx(math.log(4096), rel=1e-6)

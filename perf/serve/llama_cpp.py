@@ -146,7 +146,7 @@ def _rows(sides: list[Side], rounds: int, num_new: int, peer: str, note: str) ->
     )
     # At most 1.3 times the peer's is asked for: as a gain, 1 / 1.3.
     case = f"weights, KV of {TOKENS} tokens and working memory"
-    yield row(case, held, "MB", 1 / 1.3, higher_is_better=False, note=f"{named} (MB)")
+    yield row(case, held, "MB", 1 / 1.3, higher_is_better=False, note=f"MB: {named}; {note}")
     total = [one["resident_bytes"] / 1e6 for one in memory]
     yield row("resident memory of the process, interpreter and libraries included", total, "MB", None, higher_is_better=False)
 

@@ -114,21 +114,14 @@ def alone(prompts: list[list[int]]) -> list[list[int]]:
 
 
 def _check(prompts: list[list[int]], got: list[list[int]], alone: list[list[int]]) -> None:
-    """Equal ids, up to a position where the two tokens are a tie within the noise of the rounding.
+    """Equal ids, without exception: the plugin's kernels compute each row alone, and each sum in one order.
 
-    Sums of attention may be in another order when the work is cut otherwise. What that changes in the last bit can move an
-    activation to the next of its 255 steps: then logits move by what the rounding itself does to them, 0.2 in the root mean square.
+    Did a last bit depend on the cut, it could move an activation to the next of its 255 steps, and a near tie to the other
+    token.
     """
-    equal = 0
-    for prompt, ours, theirs in zip(prompts, got, alone, strict=True):
-        at = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
-        if at is None:
-            equal += 1
-            continue
-        row = _logits("none", [*prompt, *theirs[:at]])[-1]
-        gap = float((row[ours[at]] - row[theirs[at]]).abs())
-        assert gap < 1.0, f"token {at} after {prompt[:6]}...: {ours[at]} or {theirs[at]}, {gap:.2f} apart without rounding"
-    assert equal >= len(prompts) / 2, f"only {equal} of {len(prompts)} texts are equal"
+    triples = zip(prompts, got, alone, strict=True)
+    wrong = [f"{prompt[:6]}...: {theirs} alone, {ours}" for prompt, ours, theirs in triples if ours != theirs]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(

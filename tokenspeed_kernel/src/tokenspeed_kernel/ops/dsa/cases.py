@@ -17,6 +17,7 @@ __all__ = ["CASES", "INDEXER_BATCHES", "SPARSE_BATCHES", "IndexerBatch", "Sparse
 
 _Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
 _DOUBLE: Final = Tolerance(1e-11, 1e-11)
+_SCORES: Final = Tolerance(2e-5, 3e-5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +258,8 @@ def _indexer_cases(batches: tuple[IndexerBatch, ...], *, paged: bool, bench: boo
 
         flops = 2 * batch.num_heads * batch.dim * sum(map(int.__mul__, batch.query_lens, batch.seq_lens))
         op = (INDEXER_SCORES if paged else INDEXER_SCORES_RAGGED).name
-        # Scores are float32 whatever the operands: of float64 ones they are rounded, of others their products are exact.
-        return Case(op, batch.name, build, bench=bench, flops=lambda _: flops)
+        # Scores are float32 whatever the operands. Weights of both signs let the sum over 64 heads be small beside its terms.
+        return Case(op, batch.name, build, tolerance={torch.float32: _SCORES}, bench=bench, flops=lambda _: flops)
 
     return [case(batch) for batch in batches if paged or not (batch.missing_pages or batch.name.startswith("page_size"))]
 

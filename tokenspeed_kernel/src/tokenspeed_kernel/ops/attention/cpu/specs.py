@@ -12,6 +12,13 @@ _FORMATS: Final = ("fp64", "fp32", "bf16", "fp16")
 _EVERY_OPTION: Final = {name: OneOf(False, True) for name in ("causal", "sliding_window", "logit_cap", "sinks", "return_lse")}
 
 
+def _fp8_caches(operands: tuple[str, ...]) -> tuple[Signature, ...]:
+    """Paged caches may hold fp8 numbers as they stand; see `scaled_cache`."""
+    if operands[1] != "k_cache":
+        return ()
+    return tuple(Signature.of(q=text, k_cache="fp8_e4m3@none", v_cache="fp8_e4m3@none") for text in _FORMATS)
+
+
 def _spec(op: str, operands: tuple[str, ...]) -> KernelSpec:
     traits = dict(_EVERY_OPTION)
     if op == "mha_decode":
@@ -23,7 +30,7 @@ def _spec(op: str, operands: tuple[str, ...]) -> KernelSpec:
         band=Band.PERFORMANT,
         implementation=f"tokenspeed_kernel.ops.attention.cpu.mha:{op}",
         capability=CPU,
-        formats=Signature.same(operands, _FORMATS),
+        formats=(*Signature.same(operands, _FORMATS), *_fp8_caches(operands)),
         traits=traits,
         verified=(Verified(VerifiedBy.SILICON, "x86-64 AVX2"),),
     )

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
 from tokenspeed_kernel.ops.attention.triton.tile import attend_keys, finish_rows
-from tokenspeed_kernel.ops.attention.triton.tuning import decode_config, num_splits, unit_columns
+from tokenspeed_kernel.ops.attention.triton.tuning import decode_config, fp8_as_bytes, num_splits, unit_columns
 
 __all__ = ["mha_decode"]
 
@@ -147,6 +147,7 @@ def mha_decode(
         # All layers of a step may write their partial results to one place: each is merged before the next begins.
         first_out, first_lse = build() if plan is None else plan.prepared(("triton_mha_decode", shape), build)
         out_split, lse_strides = head_dim, (num_heads * splits, splits)
+    k_cache, v_cache = fp8_as_bytes(k_cache), fp8_as_bytes(v_cache)
     _decode_kernel[(num_reqs, blocks, splits)](
         q, k_cache, v_cache, first_out, first_lse, unused, page_table, seq_lens,
         num_pages, page_table.shape[1], float(head_dim**-0.5 if softmax_scale is None else softmax_scale),

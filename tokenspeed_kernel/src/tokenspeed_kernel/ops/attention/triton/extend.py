@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
 from tokenspeed_kernel.ops.attention.triton.tile import attend_keys, finish_rows
-from tokenspeed_kernel.ops.attention.triton.tuning import extend_config, unit_columns
+from tokenspeed_kernel.ops.attention.triton.tuning import extend_config, fp8_as_bytes, unit_columns
 
 __all__ = ["mha_extend", "mha_prefill"]
 
@@ -201,6 +201,7 @@ def _launch(
         amd = torch.version.hip is not None
         cu_seqlens_q, lengths = cu_seqlens_q.contiguous(), lengths.contiguous()
         page_table = None if page_table is None else unit_columns(page_table)
+        k, v = fp8_as_bytes(k), fp8_as_bytes(v)
         config = extend_config(q.dtype, head_dim, max_seqlen_q * group, max_seqlen_k, page_size, amd=amd)
         tiles = num_tokens * group // config.block_m + num_reqs
         _extend_kernel[(tiles, num_kv_heads)](

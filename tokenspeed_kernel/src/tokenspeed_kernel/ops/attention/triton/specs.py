@@ -12,6 +12,13 @@ _FORMATS: Final = ("fp32", "bf16", "fp16")
 _BOTH: Final = OneOf(False, True)
 
 
+def _fp8_caches(operands: tuple[str, ...]) -> tuple[Signature, ...]:
+    """Paged caches may hold fp8 numbers as they stand; see `scaled_cache`."""
+    if operands[1] != "k_cache":
+        return ()
+    return tuple(Signature.of(q=text, k_cache="fp8_e4m3@none", v_cache="fp8_e4m3@none") for text in _FORMATS)
+
+
 def _spec(op: str, module: str, operands: tuple[str, ...], *, causal: bool) -> KernelSpec:
     options = ("causal", "sliding_window", "logit_cap", "sinks", "return_lse")[0 if causal else 1 :]
     return KernelSpec(
@@ -21,7 +28,7 @@ def _spec(op: str, module: str, operands: tuple[str, ...], *, causal: bool) -> K
         band=Band.PORTABLE,
         implementation=f"tokenspeed_kernel.ops.attention.triton.{module}:{op}",
         capability=TRITON_PORTABLE,
-        formats=Signature.same(operands, _FORMATS),
+        formats=(*Signature.same(operands, _FORMATS), *_fp8_caches(operands)),
         # A row of accumulators lies in registers; any page size will do, multiples of the key tile are fastest.
         traits={"head_dim": Range(1, 256), **dict.fromkeys(options, _BOTH)},
         requires=("triton",),

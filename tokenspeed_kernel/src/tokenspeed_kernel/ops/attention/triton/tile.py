@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel.ops.kvcache.triton.fp8 import decode_e4m3
+
 __all__ = ["attend_keys", "finish_rows"]
 
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -58,7 +60,9 @@ def attend_keys(
         mask = valid[:, None]
     else:
         mask = valid[:, None] & (dims < HEAD_DIM)[None, :]
-    k = tl.load(k_ptr + k_rows[:, None] + dims[None, :], mask=mask, other=0.0)
+    k = tl.load(k_ptr + k_rows[:, None] + dims[None, :], mask=mask, other=0)
+    if k_ptr.dtype.element_ty == tl.uint8:
+        k = decode_e4m3(k).to(q.dtype)
     logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if CAP:
         logits = _soft_cap(logits, cap)
@@ -75,7 +79,9 @@ def attend_keys(
     shrink = tl.exp2(rows_max - base)
     weights = tl.exp2(logits - base[:, None])
     rows_sum = rows_sum * shrink + tl.sum(weights, 1)
-    v = tl.load(v_ptr + v_rows[:, None] + dims[None, :], mask=mask, other=0.0)
+    v = tl.load(v_ptr + v_rows[:, None] + dims[None, :], mask=mask, other=0)
+    if v_ptr.dtype.element_ty == tl.uint8:
+        v = decode_e4m3(v).to(q.dtype)
     acc = acc * shrink[:, None]
     acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     return new_max, rows_sum, acc

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["TileConfig", "decode_config", "extend_config", "num_splits", "unit_columns"]
+__all__ = ["TileConfig", "decode_config", "extend_config", "fp8_as_bytes", "num_splits", "unit_columns"]
 
 _MIN_DOT = 16
 """Least rows, columns and depth of a matrix product in Triton."""
@@ -77,6 +77,11 @@ def num_splits(programs: int, max_seqlen_k: int, config: TileConfig, num_process
 def unit_columns(table: torch.Tensor) -> torch.Tensor:
     """The table itself, or a copy where the entries of a row do not lie side by side, as the kernels read them."""
     return table if table.stride(1) == 1 else table.contiguous()
+
+
+def fp8_as_bytes(cache: torch.Tensor) -> torch.Tensor:
+    """An fp8 cache as the bytes that the kernels decode, on every GPU alike; another one as it is."""
+    return cache.view(torch.uint8) if cache.dtype is torch.float8_e4m3fn else cache
 
 
 def _power(value: int, low: int, high: int) -> int:

@@ -19,16 +19,17 @@ def _bytes_of(weight: Any) -> int:
 
 def _local_ids(inputs: dict[str, Any]) -> torch.Tensor:
     """Experts of the pairs that are computed here; ids of others' experts, and -1, are not."""
-    ids, first, count = inputs["topk_ids"], inputs.get("first_expert", 0), inputs["w13"].shape[0]
+    ids: torch.Tensor = inputs["topk_ids"]
+    first, count = int(inputs.get("first_expert", 0)), int(inputs["w13"].shape[0])
     return ids[(ids >= first) & (ids < first + count)]
 
 
 def _moved_bytes(inputs: dict[str, Any], result: torch.Tensor) -> int:
     x, ids = inputs["x"], inputs["topk_ids"]
-    picked, count = int(_local_ids(inputs).unique().numel()), max(inputs["w13"].shape[0], 1)
+    picked, count = len(set(_local_ids(inputs).tolist())), max(int(inputs["w13"].shape[0]), 1)
     weights = (_bytes_of(inputs["w13"]) + _bytes_of(inputs["w2"])) * picked // count
     tensors = [x, ids, inputs["topk_weights"], result]
-    return weights + sum(one.numel() * one.element_size() for one in tensors)
+    return weights + sum(int(one.numel() * one.element_size()) for one in tensors)
 
 
 def _flops(inputs: dict[str, Any]) -> int:

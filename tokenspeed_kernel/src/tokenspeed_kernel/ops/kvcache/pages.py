@@ -43,6 +43,7 @@ def copy_pages(
         None; the pool is written.
     Raises:
         ShapeError: shapes, dtypes, strides or devices disagree.  NoKernelError: nothing qualifies.
+    Source: copy on write of pages, arXiv:2309.06180, section 4.4.
     """
     if is_compiling():
         _COPY_LIBRARY(pool, src_pages, dst_pages, solution)
@@ -93,6 +94,7 @@ def transfer_pages(
     Raises:
         ShapeError: shapes, dtypes, strides or devices disagree, or the host's pool is not pinned.
         NoKernelError: nothing qualifies.
+    Source: swapping of pages to the host, arXiv:2309.06180, section 4.5.
     """
     op = TRANSFER_PAGES.name
     if is_compiling():

@@ -36,6 +36,6 @@ SPECS = (
         # Of another priority than triton_embedding, with which it shares no format: so nothing has to be compared.
         priority=5,
         graph_safe=True,
-        verified=(Verified(VerifiedBy.INTERPRETER, "x86-64"),),
+        verified=(Verified(VerifiedBy.SILICON, "H200 (sm_90)"), Verified(VerifiedBy.INTERPRETER, "x86-64")),
     ),
 )

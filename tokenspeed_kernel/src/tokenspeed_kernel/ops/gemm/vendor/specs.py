@@ -39,6 +39,7 @@ SPECS = (
         ),
         priority=5,
         graph_safe=True,
+        verified=(Verified(VerifiedBy.SILICON, "H200 (sm_90)"),),
     ),
     KernelSpec(
         op=BMM.name,
@@ -49,5 +50,6 @@ SPECS = (
         capability=Capability(("nvidia",)),
         formats=grouped_formats(scaled=False),
         graph_safe=True,
+        verified=(Verified(VerifiedBy.SILICON, "H200 (sm_90)"),),
     ),
 )

@@ -21,7 +21,8 @@ from tokenspeed_kernel.traits import Range
 __all__ = ["SPECS"]
 
 _COMPILED = Verified(VerifiedBy.COMPILED, "sm_80, sm_90, sm_100, sm_120, gfx942, gfx950")
-_VERIFIED = (Verified(VerifiedBy.INTERPRETER, "x86-64"), _COMPILED)
+_SILICON = Verified(VerifiedBy.SILICON, "H200 (sm_90)")
+_VERIFIED = (_SILICON, Verified(VerifiedBy.INTERPRETER, "x86-64"), _COMPILED)
 
 SPECS = (
     KernelSpec(
@@ -73,6 +74,6 @@ SPECS = (
         traits={**ALL_EXPERT_OPTIONS, "num_experts": Range(1, 4096)},
         requires=("triton",),
         graph_safe=True,
-        verified=(Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32 activations only"), _COMPILED),
+        verified=(_SILICON, Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32 activations only"), _COMPILED),
     ),
 )

@@ -18,7 +18,7 @@ SPECS = tuple(
         formats=formats,
         requires=("triton",),
         graph_safe=True,
-        verified=(Verified(VerifiedBy.INTERPRETER, "x86-64"),),
+        verified=(Verified(VerifiedBy.SILICON, "H200 (sm_90)"), Verified(VerifiedBy.INTERPRETER, "x86-64")),
     )
     for contract, function, formats in (
         (DEQUANTIZE, "dequantize", DEQUANTIZE_FORMATS),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -77,3 +80,18 @@ def test_on_a_gpu_the_copy_gets_the_updates() -> None:
     table = DevicePageTable(host, torch.device("cuda"))
     table.update(np.array([[1, 0, 5], [1, 1, 6], [2, 3, 7]], dtype=np.int32))
     assert table.rows(torch.tensor([1, 2], device="cuda"), 4).tolist() == [[5, 6, -1, -1], [-1, -1, -1, 7]]
+
+
+def test_a_pool_on_the_cpu_takes_memory_where_it_is_written() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident_bytes()
+    pool = KVPool(KVLayout(2, 2, 64, 16, torch.bfloat16), 32768, torch.device("cpu"))
+    assert pool.size_bytes == 2**29
+    assert resident_bytes() - before < 2**25
+    k_cache, v_cache = pool.layer(1)
+    assert k_cache.data_ptr() % 64 == v_cache.data_ptr() % 64 == 0
+    assert k_cache.dtype == torch.bfloat16
+    assert k_cache.shape == (32768, 16, 2, 64)
+    assert not v_cache[::1000].any()

@@ -170,6 +170,7 @@ def test_explain_a_case(capsys: pytest.CaptureFixture[str]) -> None:
         (["--case", "odd 3x37x53", "--trait", "a=1"], "--trait beside --shape"),
         (["--case", "odd 3x37x53", "--dtype", "x=bf16"], "--case takes one --dtype"),
         (["--arg", "solution=cpu"], "unknown parameter 'solution'"),
+        (["--solution", "tritn"], 'no kernel or solution is named "tritn"\nFix: use one of'),
     ],
 )
 def test_mistake_in_a_call_is_status_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

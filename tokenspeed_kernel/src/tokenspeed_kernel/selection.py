@@ -35,6 +35,7 @@ __all__ = [
     "Reason",
     "Request",
     "Verdict",
+    "check_solution",
     "evaluate",
     "library_problem",
     "select",
@@ -199,7 +200,7 @@ def select(registry: Registry, request: Request) -> KernelSpec:
     if request.solution == PROBE:
         raise Probed(replace(request, solution=None))
     if request.solution is not None:
-        _check_solution(registry, request)
+        check_solution(registry, request)
     candidates: list[Candidate] = []
     for candidate in evaluate(registry, request):
         if candidate.verdict is Verdict.ELIGIBLE:
@@ -324,7 +325,7 @@ def _conditions(contract: OpContract, spec: KernelSpec, request: Request) -> Ite
                 yield constraint.describe(trait.name)
 
 
-def _check_solution(registry: Registry, request: Request) -> None:
+def check_solution(registry: Registry, request: Request) -> None:
     """Refuse a solution that a failed plugin owns, or that nobody has; it is never replaced by another."""
     wanted = request.solution
     assert wanted is not None

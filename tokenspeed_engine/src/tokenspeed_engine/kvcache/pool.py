@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+_ALIGNMENT = 64  # bytes of a cache line: a vector that crosses one is read twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,10 @@ class KVPool:
         self.num_pages = num_pages
         shape = (layout.num_layers, 2, num_pages, layout.page_size, layout.num_kv_heads, layout.head_dim)
         # Zeros, not empty: masked tails of pages enter products, and NaN times zero is NaN.
-        self._storage = torch.zeros(shape, dtype=layout.dtype, device=device)
+        if device.type == "cpu":
+            self._storage = _zeros_on_demand(shape, layout.dtype)
+        else:
+            self._storage = torch.zeros(shape, dtype=layout.dtype, device=device)
         self._layers = [(layer[0], layer[1]) for layer in self._storage]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -59,3 +66,14 @@ class KVPool:
     def size_bytes(self) -> int:
         """Bytes of the pool."""
         return self.num_pages * self.layout.page_bytes
+
+
+def _zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take physical memory only where they were written: a pool is larger than what most of its life needs.
+
+    `torch.zeros` writes them all.
+    """
+    size_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[start : start + size_bytes]).view(dtype).view(shape)

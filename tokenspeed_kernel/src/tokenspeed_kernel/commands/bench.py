@@ -73,6 +73,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.plot is not None and options.plot.suffix != ".svg":
         raise ConfigError(f"bench: --plot: expected a name ending in .svg, got {options.plot}\nFix: write {options.plot.stem}.svg.")
+    if options.plot is not None and not options.plot.absolute().parent.is_dir():
+        raise ConfigError(f"bench: --plot: {options.plot.parent} is not a folder\nFix: make it, or write to another one.")
     from tokenspeed_kernel.bench import bench, measure_limits
     from tokenspeed_kernel.dispatch import default_registry
 

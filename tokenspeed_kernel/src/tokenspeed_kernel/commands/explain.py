@@ -15,7 +15,7 @@ from tokenspeed_kernel.dispatch import default_registry
 from tokenspeed_kernel.errors import ConfigError
 from tokenspeed_kernel.platform import Platform, current_platform, parse_platform
 from tokenspeed_kernel.registry import Registry
-from tokenspeed_kernel.selection import Candidate, Request, Verdict, evaluate, suggest_fix
+from tokenspeed_kernel.selection import Candidate, Request, Verdict, check_solution, evaluate, suggest_fix
 from tokenspeed_kernel.signature import Format
 
 __all__ = ["COMMAND"]
@@ -53,6 +53,8 @@ def _run(options: argparse.Namespace) -> int:
     request = replace(
         _request(registry, contract.name, platform, options), platform=platform, solution=options.solution, config=config
     )
+    if options.solution is not None:
+        check_solution(registry, request)
     candidates = list(evaluate(registry, request))
     chosen = next((one.spec.name for one in candidates if one.verdict is Verdict.ELIGIBLE), None)
     if options.json:

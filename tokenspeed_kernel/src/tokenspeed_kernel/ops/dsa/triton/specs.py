@@ -18,6 +18,8 @@ _FP8: Final = Capability(("nvidia>=sm_89", "amd>=gfx950"), interpreter=True)
 _INDEXER: Final = {"index_dim": Range(1, 256), "num_index_heads": Range(1, 128)}
 _ROWS: Final = {"latent_dim": Range(1, 512), "rope_dim": Range(1, 128), "return_lse": OneOf(False, True)}
 
+_SILICON: Final = Verified(VerifiedBy.SILICON, "H200 (sm_90)")
+
 
 def _spec(
     op: str,
@@ -39,7 +41,7 @@ def _spec(
         traits=traits or {},
         requires=("triton",),
         graph_safe=True,
-        verified=(Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32"), Verified(VerifiedBy.COMPILED, targets)),
+        verified=(_SILICON, Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32"), Verified(VerifiedBy.COMPILED, targets)),
     )
 
 

@@ -8,8 +8,8 @@ from tokenspeed_kernel.spec import TRITON_PORTABLE, Band, KernelSpec, Verified, 
 __all__ = ["SPECS"]
 
 _MODULES = {RMS_NORM.name: "rms_norm", FUSED_ADD_RMS_NORM.name: "rms_norm"}
-_SILICON = (Verified(VerifiedBy.SILICON, "H200 (sm_90)"),)
-_OTHERS = (
+_VERIFIED = (
+    Verified(VerifiedBy.SILICON, "H200 (sm_90)"),
     Verified(VerifiedBy.INTERPRETER, "x86-64"),
     Verified(VerifiedBy.COMPILED, "sm_80, sm_90, sm_100, sm_120, gfx942, gfx950"),
 )
@@ -27,7 +27,7 @@ SPECS = tuple(
         formats=FLOAT_FORMATS[contract.name],
         requires=("triton",),
         graph_safe=True,
-        verified=(*(_SILICON if contract.name in _MODULES else ()), *_OTHERS),
+        verified=_VERIFIED,
     )
     for contract in CONTRACTS
 )

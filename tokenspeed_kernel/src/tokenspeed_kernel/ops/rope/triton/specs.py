@@ -35,6 +35,7 @@ SPECS: Final = (
         requires=("triton",),
         graph_safe=True,
         verified=(
+            Verified(VerifiedBy.SILICON, "H200 (sm_90)"),
             Verified(VerifiedBy.INTERPRETER, "x86-64"),
             Verified(VerifiedBy.COMPILED, "sm_80, sm_90, sm_100, sm_120, gfx942, gfx950"),
         ),

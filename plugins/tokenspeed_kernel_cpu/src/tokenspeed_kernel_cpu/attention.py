@@ -26,7 +26,6 @@ def mha_decode(
     v_cache: torch.Tensor,
     page_table: torch.Tensor,
     seq_lens: torch.Tensor,
-    *,
     max_seqlen_k: int,
     softmax_scale: float | None = None,
     sliding_window: int | None = None,

@@ -114,7 +114,7 @@ def mha_decode(
         )
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    cache_shape, dtype, cache_dtype, device = k_cache.shape, q.dtype, k_cache.dtype, q.device
+    cache_shape, dtype, cache_dtype = k_cache.shape, q.dtype, k_cache.dtype
     try:
         num_reqs, num_heads, head_dim = q.shape
         _, page_size, num_kv_heads, cache_dim = cache_shape
@@ -136,8 +136,9 @@ def mha_decode(
     if sliding_window is not None or logit_cap is not None or sinks is not None or return_lse or out is not None:
         check_options("attention.mha_decode", q, sliding_window, True, logit_cap, sinks, out)
         options = (sliding_window is not None, logit_cap is not None, sinks is not None, return_lse)
-    # Ordinals of devices rather than devices: they are quicker to compare and to hash.
-    k_ordinal, v_ordinal = k_cache.get_device(), v_cache.get_device()
+    # Ordinals of devices rather than devices: they are quicker to read, to compare and to hash. The host's and a meta tensor's are
+    # the same; kernels of the host refuse what has no memory.
+    ordinal, k_ordinal, v_ordinal = q.get_device(), k_cache.get_device(), v_cache.get_device()
     # `plan.is_of`, without the call.
     if (
         plan is None
@@ -146,7 +147,7 @@ def mha_decode(
         or page_size != plan.page_size
         or max_seqlen_k > plan.max_keys
         or plan.num_reqs != num_reqs
-        or plan.device != device
+        or plan.device != q.device
     ):
         try:
             num_rows, max_pages = page_table.shape
@@ -160,19 +161,19 @@ def mha_decode(
             or max_pages * page_size < max_seqlen_k
             or page_table.dtype is not _INT32
             or seq_lens.dtype is not _INT32
-            or page_table.get_device() != k_ordinal
-            or seq_lens.get_device() != k_ordinal
+            or page_table.get_device() != ordinal
+            or seq_lens.get_device() != ordinal
         ):
             check_paged("attention.mha_decode", q, page_size, page_table, seq_lens, max_seqlen_k, plan)
             check_int32("attention.mha_decode", "seq_lens", seq_lens, num_reqs, q)
     other_dtype = None if cache_dtype is dtype else cache_dtype  # hashing a dtype is slow
-    key = (device, k_ordinal, v_ordinal, dtype, other_dtype, head_dim, page_size, options, solution)
+    key = (ordinal, k_ordinal, v_ordinal, dtype, other_dtype, head_dim, page_size, options, solution)
     try:
         kernel = _DECODE_TABLE[key]
     except KeyError:
         check_operands("attention.mha_decode", q, k_cache, v_cache, 4)  # their devices are in the key
         traits = (head_dim, page_size, *(options or (False, False, False, False)))
-        kernel = _DECODE.bind(key, device, (dtype, cache_dtype, cache_dtype), traits, solution)
+        kernel = _DECODE.bind(key, q.device, (dtype, cache_dtype, cache_dtype), traits, solution)
     attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = kernel(
         q,
         k_cache,

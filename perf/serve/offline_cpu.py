@@ -201,7 +201,7 @@ def run(context: Context) -> Iterator[Row]:
         unequal,
         ours,
         peer,
-        1,
+        repeats,
         4.0,
         f"{torch.get_num_threads()} threads; useful tokens / makespan",
     )

@@ -8,8 +8,8 @@ import torch
 from torch.compiler import is_compiling
 
 from tokenspeed_kernel.dispatch import BoundOp, check_devices
+from tokenspeed_kernel.ops import library
 from tokenspeed_kernel.ops.dsa.contract import SPARSE_DECODE, SPARSE_PREFILL
-from tokenspeed_kernel.ops.mla import library
 from tokenspeed_kernel.ops.mla.check import check_latent, check_out, refuse
 
 __all__ = ["sparse_decode", "sparse_prefill"]

@@ -8,8 +8,8 @@ import torch
 from torch.compiler import is_compiling
 
 from tokenspeed_kernel.dispatch import BoundOp
+from tokenspeed_kernel.ops import library
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
-from tokenspeed_kernel.ops.mla import library
 from tokenspeed_kernel.ops.mla.check import check_latent, check_out, check_table
 from tokenspeed_kernel.ops.mla.contract import MLA_EXTEND
 

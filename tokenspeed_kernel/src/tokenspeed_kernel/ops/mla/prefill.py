@@ -8,8 +8,8 @@ import torch
 from torch.compiler import is_compiling
 
 from tokenspeed_kernel.dispatch import BoundOp
+from tokenspeed_kernel.ops import library
 from tokenspeed_kernel.ops.attention.check import check_int32
-from tokenspeed_kernel.ops.mla import library
 from tokenspeed_kernel.ops.mla.check import check_out, refuse
 from tokenspeed_kernel.ops.mla.contract import MLA_PREFILL
 

@@ -1,4 +1,4 @@
-"""The form of attention ops in `torch.library`, for torch.compile and export."""
+"""The form in `torch.library` of ops that return an output and, asked for, its LSE; for torch.compile and export."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ Each message gives the operation, what was expected, what came, and the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "ConfigError",
@@ -21,6 +22,7 @@ __all__ = [
     "ShapeError",
     "TokenSpeedKernelError",
     "UnknownOpError",
+    "close_names",
 ]
 
 
@@ -98,3 +100,16 @@ class PluginWarning(UserWarning):
 
 class ConfigWarning(UserWarning):
     """A setting names something that is not there; the message suggests close names."""
+
+
+def close_names(name: str, known: Sequence[str]) -> str:
+    """Say what may have been meant by a name that is not known, for the end of a message.
+
+    Args:
+        name: as it was given.
+        known: the names that would do.
+    Returns:
+        `did you mean a or b?`, or all that is known where nothing is close.
+    """
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known) or 'none'}."

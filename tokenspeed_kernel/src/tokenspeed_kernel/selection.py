@@ -6,11 +6,10 @@ eligible one; `explain` in the command line prints them all. So an explanation c
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.metadata
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -19,7 +18,7 @@ import torch
 from packaging.specifiers import SpecifierSet
 
 from tokenspeed_kernel.config import KernelConfig
-from tokenspeed_kernel.errors import ConfigError, FormatError, NoKernelError, PluginError, PluginWarning
+from tokenspeed_kernel.errors import ConfigError, FormatError, NoKernelError, PluginError, PluginWarning, close_names
 from tokenspeed_kernel.platform import Platform, Vendor, current_platform, platform_of
 from tokenspeed_kernel.registry import Registry
 from tokenspeed_kernel.signature import Signature
@@ -148,15 +147,10 @@ def _check_names(contract: OpContract, request: Request) -> None:
     traits = [trait.name for trait in contract.traits]
     for name in request.traits:
         if name not in traits:
-            raise ConfigError(f"{contract.name}: unknown trait {name!r}\nFix: {_close(name, traits)}")
+            raise ConfigError(f"{contract.name}: unknown trait {name!r}\nFix: {close_names(name, traits)}")
     for name, _ in request.signature or ():
         if name not in contract.operands:
-            raise FormatError(f"{contract.name}: unknown operand {name!r}\nFix: {_close(name, contract.operands)}")
-
-
-def _close(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known) or 'none'}."
+            raise FormatError(f"{contract.name}: unknown operand {name!r}\nFix: {close_names(name, contract.operands)}")
 
 
 def _tuned(specs: Iterable[KernelSpec], request: Request) -> tuple[KernelSpec, str] | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tokenspeed_kernel.commands.questions import close_names, named_value, parse_value, signature_of
-from tokenspeed_kernel.errors import ConfigError
+from tokenspeed_kernel.commands.questions import named_value, parse_value, signature_of
+from tokenspeed_kernel.errors import ConfigError, close_names
 from tokenspeed_kernel.probe import request_of
 from tokenspeed_kernel.quantized import QuantizedTensor, data_shape, scale_shape
 from tokenspeed_kernel.registry import Registry

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from tokenspeed_kernel.errors import ConfigError, FormatError
+from tokenspeed_kernel.errors import ConfigError, FormatError, close_names
 from tokenspeed_kernel.registry import Registry
 from tokenspeed_kernel.signature import Format, Signature
 from tokenspeed_kernel.traits import ANY, AnyValue, Trait, TraitValue
 
-__all__ = ["close_names", "named_value", "ops_of", "parse_value", "signature_of", "traits_of"]
+__all__ = ["named_value", "ops_of", "parse_value", "signature_of", "traits_of"]
 
 _WORDS: dict[str, TraitValue] = {"true": True, "false": False, "none": None}
-
-
-def close_names(name: str, known: Sequence[str]) -> str:
-    """Suggest what was meant: `did you mean a or b?`, or all that is known."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known) or 'none'}."
 
 
 def ops_of(registry: Registry, names: Iterable[str]) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenspeed_kernel.commands.command import Command, Status, columns
 from tokenspeed_kernel.commands.facts import platform_facts
-from tokenspeed_kernel.commands.questions import close_names, ops_of
-from tokenspeed_kernel.errors import ConfigError, UnknownOpError
+from tokenspeed_kernel.commands.questions import ops_of
+from tokenspeed_kernel.errors import ConfigError, UnknownOpError, close_names
 
 if TYPE_CHECKING:
     import torch

@@ -118,6 +118,7 @@ def plan(
         The plan, good for one step.
     Raises:
         ShapeError: shapes or dtypes disagree.
+    Source: a plan made once and run in every layer, arXiv:2501.01005, section 3.3; pages, arXiv:2309.06180.
     """
     if page_table.dim() != 2 or page_table.dtype != torch.int32:
         raise ShapeError("attention.plan", expected="page_table [num_reqs, max_pages] int32", got=_shown(page_table))

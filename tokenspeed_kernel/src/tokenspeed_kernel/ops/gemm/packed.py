@@ -128,7 +128,10 @@ def packing_kernel(
         weight_format: dtype of the weight, or format of a `QuantizedTensor`.
         device: where the weight will be.
         round_activations: as in `pack_weight`.
+    Returns:
+        The kernel's spec.
     Raises:
         NoKernelError: nothing qualifies.
+    Source: packing for the order in which a product reads, Goto and van de Geijn, ACM TOMS 34(3), 2008, section 4.
     """
     return _pack_weight.choose(device, (weight_format,), (round_activations,))

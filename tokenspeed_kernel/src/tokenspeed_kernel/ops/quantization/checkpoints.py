@@ -31,8 +31,11 @@ def int4_from_packed_int32(
         weight_packed: [out_features, in_features / 8] int32: eight columns, the first in the lowest bits, each plus 8.
         weight_scale: [out_features, groups] fp32, bf16 or fp16.
         weight_zero_point: optional [ceil(out_features / 8), groups] int32: eight rows, the first in the lowest bits, each plus 8.
+    Returns:
+        [out_features, in_features] int4@group_N or @channel; uint4 where there are zero points other than 8.
     Raises:
         ShapeError: shapes or dtypes disagree, or the groups have another size than 32, 64, 128 or the whole row.
+    Source: the `pack-quantized` compressor of compressed-tensors, for 4 bits.
     """
     _check("int4_from_packed_int32", weight_packed=weight_packed, weight_zero_point=weight_zero_point)
     out_features, in_features = weight_packed.shape[0], weight_packed.shape[1] * _EACH
@@ -59,8 +62,11 @@ def int4_from_gptq(
         qzeros: [groups, out_features / 8] int32: eight columns, the first in the lowest bits.
         g_idx: optional [in_features], group of each input; groups must lie one after the other.
         stored_minus_one: zero points are stored less 1, as the first version of the format has them.
+    Returns:
+        [out_features, in_features] int4@group_N or @channel; uint4 where there are zero points other than 8.
     Raises:
         ShapeError: shapes or dtypes disagree, or the inputs are in another order than that of the groups.
+    Source: GPTQ, arXiv:2210.17323; the packing of its checkpoints.
     """
     name = "int4_from_gptq"
     _check(name, qweight=qweight, qzeros=qzeros)
@@ -82,8 +88,11 @@ def int4_from_awq(qweight: torch.Tensor, scales: torch.Tensor, qzeros: torch.Ten
         qweight: [in_features, out_features / 8] int32: of eight columns 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits up.
         scales: [groups, out_features] fp32, bf16 or fp16.
         qzeros: [groups, out_features / 8] int32, in the same order.
+    Returns:
+        [out_features, in_features] int4@group_N or @channel; uint4 where there are zero points other than 8.
     Raises:
         ShapeError: shapes or dtypes disagree.
+    Source: AWQ, arXiv:2306.00978, section 4 (packing); the packing of its checkpoints.
     """
     _check("int4_from_awq", qweight=qweight, qzeros=qzeros)
     in_features, out_features = qweight.shape[0], qweight.shape[1] * _EACH
@@ -104,8 +113,11 @@ def mxfp4_from_blocks(blocks: torch.Tensor, scales: torch.Tensor) -> QuantizedTe
     Args:
         blocks: [..., rows, columns / 32, 16] uint8.
         scales: [..., rows, columns / 32] uint8, exponents plus 127.
+    Returns:
+        [..., rows, columns] mxfp4@block_32, whose values lie in `blocks`.
     Raises:
         ShapeError: shapes or dtypes disagree.
+    Source: OCP Microscaling Formats (MX) 1.0, section 5; gpt-oss, arXiv:2508.10925, section 2.1.
     """
     if blocks.dim() < 3 or blocks.shape[-1] != 16:
         expected = "blocks [..., rows, columns / 32, 16] uint8"
@@ -123,8 +135,12 @@ def nvfp4_from_divisor(
         weight_packed: [..., rows, columns / 2] uint8.
         weight_scale: [..., rows, columns / 16] fp8_e4m3.
         weight_global_scale: [1] or [...] fp32, divides.
+    Returns:
+        [..., rows, columns] nvfp4@block_16, whose global scale multiplies.
     Raises:
         ShapeError: shapes or dtypes disagree.
+    Source: arXiv:2509.25149, section 2 (scales of blocks under a scale of the tensor); the `nvfp4-pack-quantized` compressor of
+    compressed-tensors.
     """
     shape = (*weight_packed.shape[:-1], weight_packed.shape[-1] * 2)
     total = 1.0 / weight_global_scale.float()

@@ -140,8 +140,11 @@ def empty_quantized(
         shape: logical shape.
         device: where to.
         scale_dtype: of fp8, int4 and uint4; the others have one of their own.
+    Returns:
+        The tensor: parts of the shapes and dtypes that `docs/contracts/quantization.md` gives for the format.
     Raises:
         ShapeError, FormatError: as `QuantizedTensor` does.
+    Source: arXiv:2209.05433 (fp8); OCP Microscaling Formats (MX) 1.0, section 5 (mxfp8, mxfp4).
     """
     fmt = Format.parse(format) if isinstance(format, str) else format
     scales = scale_shape(fmt, shape)

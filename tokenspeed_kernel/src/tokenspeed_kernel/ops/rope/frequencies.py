@@ -22,6 +22,10 @@ def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> torch
             ``config.max_position`` for ``dynamic``, and the short factors for ``longrope``.
     Returns:
         [rotary_dim / 2] float32 on the CPU.
+    Raises:
+        Nothing: a `RopeConfig` was checked when it was made.
+    Source: arXiv:2104.09864, section 3.2; linear arXiv:2306.15595, section 2.3; yarn arXiv:2309.00071, section 3; longrope
+    arXiv:2402.13753, section 3; llama3 arXiv:2407.21783, section 3.4.
     """
     base: float = config.base
     if config.kind == "dynamic":

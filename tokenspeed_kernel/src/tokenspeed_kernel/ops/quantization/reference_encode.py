@@ -36,7 +36,8 @@ def encode(
     if logical in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4"):
         kind = {"mxfp8_e4m3": "e4m3", "mxfp8_e5m2": "e5m2", "mxfp4": "e2m1"}[logical]
         largest = _largest(exact.abs(), fmt)
-        exponent = torch.floor(torch.log2(largest.clamp(min=2.0**-149))) - _LARGEST_EXPONENT[kind]
+        # Not log2: a GPU's logarithm of an exact power of two can lie just under the whole number. frexp's mantissa starts at 1/2.
+        exponent = torch.frexp(largest.clamp(min=2.0**-149)).exponent - 1 - _LARGEST_EXPONENT[kind]
         stored = (exponent.clamp(-127, 127) + 127).masked_fill(largest == 0, 127).to(torch.uint8)
         if kind == "e2m1":
             stored = stored.masked_fill(_any_nan(exact, fmt), 255)

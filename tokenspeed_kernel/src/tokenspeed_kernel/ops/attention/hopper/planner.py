@@ -1,0 +1,167 @@
+"""How paged decoding shares its work on Hopper: plain arithmetic, of which `stream` repeats on the device what needs the lengths.
+
+Lengths are on the device and change between replays of a graph. So the host decides only what the batch's size and the model allow
+to decide (`plan_stream`): how many programs there are, and how heads and keys lie in a tile. Which tiles a program takes follows
+from the lengths: `shares` says it here, for tests and for readers.
+
+Floor of one call (what no kernel can undercut), for n requests of L_i visible keys, Hkv key heads and Hq query heads of D elements:
+4 Hkv D sum(L_i) bytes of bf16 keys and values, and 4 Hq D sum(L_i) floating-point operations. At 32/8 heads of 128 that is 4
+operations a byte, of the 170 that an H200 does in the time of one (786 TFLOP/s over 4.6 TB/s): bytes alone count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Share", "StreamPlan", "item_tiles", "plan_stream", "sharers", "shares", "stream_plan"]
+
+_BLOCK_M = 16
+"""Rows of one matrix instruction; a group of fewer query heads leaves the others empty."""
+_BLOCK_N = 16
+"""Keys of one lane: the depth of one matrix instruction, and no more than lie in a page."""
+_MERGED_ELEMENTS = 4096
+"""Elements of all parts that are merged at a time, at least one part: with more, registers spill (Triton 3.6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """What the launcher needs to know.
+
+    Attributes:
+        programs: programs of the launch; all are resident at once.
+        heads, chunks: key heads of a tile, and runs of `block_n` keys; their product is the number of warps.
+        block_m, block_n: rows of a head and keys of a run.
+        rows: rows of a head that are kept of a part.
+        blocks: items of each request.
+        parts: parts that are merged at a time.
+        min_tiles: tiles that a program takes at least, where there are so many.
+        num_stages: pipeline depth of the compiler; one less is the number of tiles that shared memory holds.
+    """
+
+    programs: int
+    heads: int
+    chunks: int
+    block_m: int
+    block_n: int
+    rows: int
+    blocks: int
+    parts: int
+    min_tiles: int
+    num_stages: int
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of a program: one for each lane of a tile."""
+        return self.heads * self.chunks
+
+    @property
+    def tile(self) -> int:
+        """Keys of a tile."""
+        return self.chunks * self.block_n
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of one part."""
+        return self.heads * self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A run of tiles of one item that one program takes.
+
+    Attributes:
+        program: who.
+        request, block: the item.
+        first_tile, num_tiles: the run, counted within the item.
+        whole: whether that is all of the item.
+    """
+
+    program: int
+    request: int
+    block: int
+    first_tile: int
+    num_tiles: int
+    whole: bool
+
+
+def plan_stream(num_reqs: int, num_heads: int, num_kv_heads: int, head_dim: int, num_processors: int) -> StreamPlan:
+    """Plan decoding of ``num_reqs`` requests, whatever their lengths.
+
+    Args:
+        num_reqs: requests, at least 1.
+        num_heads, num_kv_heads: heads of queries and of keys; the second divides the first.
+        head_dim: elements of a head.
+        num_processors: multiprocessors of the device.
+    Returns:
+        The plan, a function of the arguments alone.
+    """
+    # A part holds all heads of a tile: few requests, which are cut into many parts to be merged, take few heads at a time.
+    wanted = 8 if 8 * num_reqs >= num_processors else 1
+    heads = 1
+    while heads < wanted and num_kv_heads % (2 * heads) == 0:
+        heads *= 2
+    return stream_plan(num_heads, num_kv_heads, head_dim, num_processors, heads=heads, num_warps=8, num_stages=4, min_tiles=1)
+
+
+def stream_plan(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    programs: int,
+    *,
+    heads: int,
+    num_warps: int,
+    num_stages: int,
+    min_tiles: int,
+) -> StreamPlan:
+    """Complete a plan of the given tile shape."""
+    group = num_heads // num_kv_heads
+    rows = min(_BLOCK_M, 1 << max(0, group - 1).bit_length())
+    parts = max(1, _MERGED_ELEMENTS // (heads * rows * head_dim))
+    return StreamPlan(
+        programs=programs,
+        heads=heads,
+        chunks=num_warps // heads,
+        block_m=_BLOCK_M,
+        block_n=_BLOCK_N,
+        rows=rows,
+        blocks=num_kv_heads // heads * -(-group // _BLOCK_M),
+        parts=1 << (parts.bit_length() - 1),
+        min_tiles=min_tiles,
+        num_stages=num_stages,
+    )
+
+
+def item_tiles(length: int, tile: int, max_keys: int, window: int | None) -> int:
+    """Tiles of each item of a request of ``length`` keys: those of its visible keys, and one where it has none."""
+    last = min(length, max_keys)
+    first = 0 if window is None else max(0, length - window)
+    return max(1, -(-last // tile) - first // tile)
+
+
+def shares(plan: StreamPlan, lengths: Sequence[int], *, max_keys: int, window: int | None = None) -> Iterator[Share]:
+    """Yield who takes what, program after program: the same arithmetic as in `stream`."""
+    tiles = [item_tiles(length, plan.tile, max_keys, window) for length in lengths]
+    items = [(request, block, count) for request, count in enumerate(tiles) for block in range(plan.blocks)]
+    total = sum(count for _, _, count in items)
+    programs = max(1, min(plan.programs, total // plan.min_tiles))
+    item, item_start = 0, 0
+    for program in range(programs):
+        at, end = program * total // programs, (program + 1) * total // programs
+        while at < end:
+            request, block, count = items[item]
+            taken = min(item_start + count, end) - at
+            yield Share(program, request, block, at - item_start, taken, taken == count)
+            at += taken
+            if at == item_start + count:
+                item, item_start = item + 1, item_start + count
+
+
+def sharers(first_tile: int, num_tiles: int, programs: int, total: int) -> tuple[int, int]:
+    """First and last of ``programs`` that have one of tiles [first_tile, first_tile + num_tiles) of ``total``, as `stream` counts.
+
+    Program p begins at tile p total // programs; the last that begins at tile t or before is the one that has t. There are at least
+    as many tiles as programs, so none is empty.
+    """
+    return ((first_tile + 1) * programs - 1) // total, ((first_tile + num_tiles) * programs - 1) // total

@@ -9,9 +9,12 @@ import torch
 
 from tokenspeed_kernel import NoKernelError, ShapeError
 from tokenspeed_kernel.ops.attention import mha_decode, mha_decode_scaled, mha_extend, mha_extend_scaled
+from tokenspeed_kernel.ops.attention.scaled_cases import SCALED_CASES
 from tokenspeed_kernel.ops.kvcache import write_kv
+from tokenspeed_kernel.testing import check_case
 
 FP8 = torch.float8_e4m3fn
+CASES = [case for case in SCALED_CASES if not case.bench]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -66,6 +69,24 @@ def test_on_cpu(solution: str, dtype: torch.dtype, by_head: bool) -> None:
     _check(dtype, "cpu", solution, by_head=by_head)
 
 
+@pytest.mark.parametrize("index", range(len(CASES)), ids=lambda index: str(CASES[index]))
+def test_every_case_on_cpu(index: int) -> None:
+    # The dtypes take turns; `tokenspeed-kernel verify` runs each case in all of them.
+    check_case(CASES[index], solution="cpu", device=torch.device("cpu"), dtype=list(TOLERANCE)[index // 2 % 3])
+
+
+def test_scales_are_not_rounded_to_the_dtype_of_the_queries() -> None:
+    """A scale between two bf16 numbers: rounded first, it would be off by half a unit in the last place of bf16."""
+    made = _made(torch.bfloat16, "cpu", by_head=False)
+    scales = [torch.tensor(1.00390624), torch.tensor(1.00390624)]
+    q, table, seq_lens = made["q"], made["table"], made["seq_lens"]
+    got = mha_decode_scaled(q, *made["caches"], table, seq_lens, *scales, max_seqlen_k=40, return_lse=True)
+    wide = [cache.double() * 1.00390624 for cache in made["caches"]]
+    scaled = (q.float() * 1.00390624).to(torch.bfloat16).double() / 1.00390624
+    want = mha_decode(scaled, *wide, table, seq_lens, max_seqlen_k=40, return_lse=True, solution="reference")
+    torch.testing.assert_close(got[1], want[1], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 @pytest.mark.parametrize("by_head", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -103,7 +124,7 @@ def test_refusals() -> None:
         mha_decode_scaled(q, caches[0].float(), caches[1], table, lengths, *scales, max_seqlen_k=40)
     with pytest.raises(ShapeError, match=r"v_scale \[\] or \[2\] float32 on cpu, got \[3\] float32"):
         mha_decode_scaled(q, *caches, table, lengths, scales[0], torch.ones(3), max_seqlen_k=40)
-    with pytest.raises(ShapeError, match="with a multiple of 2 heads"):
+    with pytest.raises(ShapeError, match="a number of heads that divides 5"):
         mha_decode_scaled(q[:, :5], *caches, table, lengths, *scales, max_seqlen_k=40)
     e5m2 = [cache.view(torch.float8_e5m2) for cache in caches]
     with pytest.raises(NoKernelError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tokenspeed_kernel.signature import Signature
 from tokenspeed_kernel.spec import OpContract
 from tokenspeed_kernel.traits import Trait
 
@@ -45,6 +46,22 @@ MHA_DECODE: Final = OpContract(
     summary="softmax attention of each request's newest query to its paged cache",
     by_position=True,
 )
+MHA_EXTEND_SCALED: Final = OpContract(
+    name="attention.mha_extend_scaled",
+    operands=MHA_EXTEND.operands,
+    parameters=(*MHA_EXTEND.parameters[:6], "k_scale", "v_scale", *MHA_EXTEND.parameters[6:]),
+    traits=MHA_EXTEND.traits,
+    summary="mha_extend to an fp8 cache with scales",
+    by_position=True,
+)
+MHA_DECODE_SCALED: Final = OpContract(
+    name="attention.mha_decode_scaled",
+    operands=MHA_DECODE.operands,
+    parameters=(*MHA_DECODE.parameters[:5], "k_scale", "v_scale", *MHA_DECODE.parameters[5:]),
+    traits=MHA_DECODE.traits,
+    summary="mha_decode to an fp8 cache with scales",
+    by_position=True,
+)
 
 MERGE_STATES: Final = OpContract(
     name="attention.merge_states",
@@ -54,4 +71,12 @@ MERGE_STATES: Final = OpContract(
     summary="the attention state over all keys, from states over parts of them",
 )
 
-CONTRACTS: Final = (MHA_PREFILL, MHA_EXTEND, MHA_DECODE, MERGE_STATES)
+CONTRACTS: Final = (MHA_PREFILL, MHA_EXTEND, MHA_DECODE, MHA_EXTEND_SCALED, MHA_DECODE_SCALED, MERGE_STATES)
+
+SCALED_FORMATS: Final = tuple(
+    Signature.of(q=q, k_cache=f"fp8_e4m3@{keys}", v_cache=f"fp8_e4m3@{values}")
+    for q in ("fp32", "bf16", "fp16")
+    for keys in ("tensor", "head")
+    for values in ("tensor", "head")
+)
+"""Formats that the CPU and Triton kernels for scaled caches take: one scale for all heads, or one for each."""

@@ -7,7 +7,13 @@ from typing import Any, Final
 import torch
 
 from tokenspeed_kernel.case import Cost
-from tokenspeed_kernel.ops.attention.contract import MHA_DECODE, MHA_EXTEND, MHA_PREFILL
+from tokenspeed_kernel.ops.attention.contract import (
+    MHA_DECODE,
+    MHA_DECODE_SCALED,
+    MHA_EXTEND,
+    MHA_EXTEND_SCALED,
+    MHA_PREFILL,
+)
 
 __all__ = ["COSTS"]
 
@@ -40,7 +46,8 @@ def _moved_bytes(inputs: dict[str, Any], result: Any) -> int:
     row = cache.shape[-2] * cache.shape[-1] * cache.element_size()
     keys = sum(_seen(inputs, queries, keys)[0] for queries, keys in _lengths(inputs))
     results = result if isinstance(result, tuple) else (result,)
-    tensors: list[torch.Tensor] = [inputs["q"], *results]
+    scales = [inputs[name] for name in ("k_scale", "v_scale") if name in inputs]
+    tensors: list[torch.Tensor] = [inputs["q"], *scales, *results]
     return int(2 * keys * row + sum(one.numel() * one.element_size() for one in tensors))
 
 
@@ -51,5 +58,7 @@ def _flops(inputs: dict[str, Any]) -> int:
     return int(4 * pairs * q.shape[-2] * q.shape[-1])
 
 
-COSTS: Final = {op: Cost(_moved_bytes, _flops) for op in (MHA_DECODE.name, MHA_EXTEND.name, MHA_PREFILL.name)}
+COSTS: Final = {
+    op.name: Cost(_moved_bytes, _flops) for op in (MHA_DECODE, MHA_EXTEND, MHA_PREFILL, MHA_DECODE_SCALED, MHA_EXTEND_SCALED)
+}
 """By op."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tokenspeed_kernel.ops.attention.contract import SCALED_FORMATS
 from tokenspeed_kernel.signature import Signature
 from tokenspeed_kernel.spec import TRITON_PORTABLE, Band, KernelSpec, Verified, VerifiedBy
 from tokenspeed_kernel.traits import OneOf, Range
@@ -13,7 +14,7 @@ _BOTH: Final = OneOf(False, True)
 
 
 def _fp8_caches(operands: tuple[str, ...]) -> tuple[Signature, ...]:
-    """Paged caches may hold fp8 numbers as they stand; see `scaled_cache`."""
+    """Paged caches may hold fp8 numbers as they stand; see `scaling`."""
     if operands[1] != "k_cache":
         return ()
     return tuple(Signature.of(q=text, k_cache="fp8_e4m3@none", v_cache="fp8_e4m3@none") for text in _FORMATS)
@@ -28,7 +29,7 @@ def _spec(op: str, module: str, operands: tuple[str, ...], *, causal: bool) -> K
         band=Band.PORTABLE,
         implementation=f"tokenspeed_kernel.ops.attention.triton.{module}:{op}",
         capability=TRITON_PORTABLE,
-        formats=(*Signature.same(operands, _FORMATS), *_fp8_caches(operands)),
+        formats=SCALED_FORMATS if module == "scaled" else (*Signature.same(operands, _FORMATS), *_fp8_caches(operands)),
         # A row of accumulators lies in registers; any page size will do, multiples of the key tile are fastest.
         traits={"head_dim": Range(1, 256), **dict.fromkeys(options, _BOTH)},
         requires=("triton",),
@@ -45,6 +46,8 @@ SPECS: Final = (
     _spec("mha_prefill", "extend", ("q", "k", "v"), causal=True),
     _spec("mha_extend", "extend", ("q", "k_cache", "v_cache"), causal=True),
     _spec("mha_decode", "decode", ("q", "k_cache", "v_cache"), causal=False),
+    _spec("mha_extend_scaled", "scaled", ("q", "k_cache", "v_cache"), causal=True),
+    _spec("mha_decode_scaled", "scaled", ("q", "k_cache", "v_cache"), causal=False),
     KernelSpec(
         op="attention.merge_states",
         name="triton_merge_states",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenspeed_engine.config import CoreConfig
 from tokenspeed_engine.core_process import CoreParts, LoadError
-from tokenspeed_engine.executor import ModelExecutor, scheduler_config
+from tokenspeed_engine.executor import ModelExecutor, scheduler_config, warm_up
 from tokenspeed_engine.ipc import LoadProgress
 from tokenspeed_engine.models import UnsupportedModelError
 from tokenspeed_engine.scheduler import Scheduler
@@ -36,7 +36,10 @@ def build_core(config: CoreConfig, report: Callable[[LoadProgress], object]) -> 
     try:
         report(LoadProgress("checkpoint"))
         executor = ModelExecutor(config.model, config.cache, config.scheduling, progress=_Throttle(report))
-        scheduler = Scheduler(scheduler_config(executor, config.cache, config.scheduling))
+        limits = scheduler_config(executor, config.cache, config.scheduling)
+        report(LoadProgress("warm-up"))
+        warm_up(executor, limits)
+        scheduler = Scheduler(limits)
     except (ValueError, MemoryError, WeightsError, UnsupportedModelError) as error:
         raise LoadError(str(error)) from error
     for warning in executor.warnings:

@@ -7,6 +7,7 @@ from tokenspeed_engine.executor.loading import LoadedModel, load_model
 from tokenspeed_engine.executor.memory import OutOfMemoryError
 from tokenspeed_engine.executor.offline import OfflineEngine, OfflineOutput
 from tokenspeed_engine.executor.runner import ModelRunner, StepLimits
+from tokenspeed_engine.executor.warmup import warm_up
 
 __all__ = [
     "DeviceError",
@@ -22,4 +23,5 @@ __all__ = [
     "resolve_device",
     "resolve_dtype",
     "scheduler_config",
+    "warm_up",
 ]

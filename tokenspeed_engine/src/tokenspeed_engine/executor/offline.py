@@ -12,6 +12,7 @@ import numpy as np
 from tokenspeed_engine.config import CacheConfig, ModelConfig, SchedulingConfig
 from tokenspeed_engine.executor.executor import ModelExecutor, StepResult
 from tokenspeed_engine.executor.limits import scheduler_config
+from tokenspeed_engine.executor.warmup import warm_up
 from tokenspeed_engine.scheduler import Plan, Scheduler, SubmitStatus
 from tokenspeed_engine.types import FinishReason, SamplingParams, TokenLogprobs
 from tokenspeed_engine.weights import LoadProgress
@@ -61,7 +62,9 @@ class OfflineEngine:
             raise TypeError(f"OfflineEngine: unknown option(s) {', '.join(sorted(unknown))}")
         model_config, cache, self._scheduling = stages
         self.executor = ModelExecutor(model_config, cache, self._scheduling, progress=progress)
-        self.scheduler = Scheduler(scheduler_config(self.executor, cache, self._scheduling))
+        limits = scheduler_config(self.executor, cache, self._scheduling)
+        warm_up(self.executor, limits)
+        self.scheduler = Scheduler(limits)
         self._outputs: dict[int, OfflineOutput] = {}
         self._in_flight: deque[tuple[Plan, StepResult]] = deque()
         self._next_id = 1

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tokenspeed_engine.tokenizer import Tokenizer
+
 CHAT_PATH = "/v1/chat/completions"
 TEXT_PATH = "/v1/completions"
 EXCEEDED = "context_length_exceeded"
@@ -78,3 +80,21 @@ async def test_what_the_core_refuses_is_a_400(server: Any) -> None:
         assert status == 400
         assert answer["error"]["code"] == "never_fits"
         assert answer["error"]["message"] == "needs 9 pages, the pool has 4"
+
+
+@pytest.mark.parametrize("path", [CHAT_PATH, TEXT_PATH])
+async def test_a_prompt_of_megabytes_is_refused_without_tokenizing(
+    make_server: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("tokenized")
+
+    async with make_server(model={"max_model_len": 4096}) as server:
+        monkeypatch.setattr(Tokenizer, "encode", encode)
+        words = "word " * 500_000
+        fields = {"prompt": words} if path == TEXT_PATH else {"messages": [{"role": "user", "content": words}]}
+        status, answer = await server.post(path, text(**fields))
+        assert (status, answer["error"]["code"]) == (400, EXCEEDED)
+        assert answer["error"]["param"] == next(iter(fields))
+        assert "4096 tokens" in answer["error"]["message"]
+        assert "the prompt has 2500" in answer["error"]["message"]

@@ -26,6 +26,9 @@ class Codec:
         self.threads.add(threading.get_ident())
         return [len(text)]
 
+    def max_chars(self, num_tokens: int) -> int | None:
+        return None
+
     def apply_chat_template(self, messages: Any, tools: Any = None, add_generation_prompt: bool = True, **kwargs: Any) -> str:
         self.threads.add(threading.get_ident())
         return "short"
@@ -34,7 +37,8 @@ class Codec:
 @pytest.mark.parametrize(("texts", "inline"), [(["a" * 99], True), (["a" * 101], False), (["a" * 60, "b" * 60], False)])
 async def test_all_prompts_of_a_request_count_together(texts: list[str], inline: bool) -> None:
     codec: Any = Codec()
-    prompts = await encode_completion_prompts([texts[0], (7, 8), *texts[1:]], codec, add_special_tokens=True, limits=LIMITS)
+    given = [texts[0], (7, 8), *texts[1:]]
+    prompts = await encode_completion_prompts(given, codec, add_special_tokens=True, limits=LIMITS, max_model_len=99)
     assert [prompt.token_ids for prompt in prompts] == [(len(texts[0]),), (7, 8), *((len(text),) for text in texts[1:])]
     assert [prompt.text for prompt in prompts] == [texts[0], None, *texts[1:]]
     assert (codec.threads == {threading.get_ident()}) == inline
@@ -51,7 +55,7 @@ async def test_every_text_of_a_chat_counts(where: str, num_chars: int) -> None:
         message["content" if where == "parts" else where] = [{"type": "text", "text": text}] if where == "parts" else text
     body = msgspec.convert({"model": "m", "messages": [message]}, ChatCompletionRequest)
     codec: Any = Codec()
-    prompt = await chat_prompt(body, codec, LIMITS)
+    prompt = await chat_prompt(body, codec, LIMITS, 99)
     assert prompt.token_ids == (5,)
     # The template runs elsewhere; what it made is short, and is tokenized here.
     assert (codec.threads == {threading.get_ident()}) == (num_chars == 10)

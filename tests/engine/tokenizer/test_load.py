@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tokenizer_gguf_writer import write_gguf
 from tokenizer_references import gguf_fields, spm_fields
+from tokenizers import Tokenizer as BackendTokenizer
 
 from tokenspeed_engine.checkpoint.gguf_metadata import GgufError
 from tokenspeed_engine.tokenizer import TemplateError, Tokenizer, TokenizerError, UnsupportedTokenizerError, load_tokenizer
@@ -288,3 +289,28 @@ def test_files_that_cannot_be_converted(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(TokenizerError, match=r"cannot convert its files.*Fix: add a tokenizer\.json"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("which", ["smollm", "qwen"])
+def test_a_text_that_cannot_fit_is_told_by_its_length(which: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(which)
+    one = tokenizer.max_chars(1)
+    assert one is not None and tokenizer.max_chars(7) == 7 * one
+    longest = max((tokenizer.token_text(i) for i in range(tokenizer.vocab_size)), key=len)
+    joined = ("e\u0301" * 50, "\u1f82" * 20, "\u03b1\u0313\u0300\u0345" * 50, "\U0001f468\u200d" * 9)
+    for text in (longest, longest * 3, " " * 5000, "a" * 3000, *joined):
+        most = tokenizer.max_chars(len(tokenizer.encode(text, add_special_tokens=False)))
+        assert most is not None and len(text) <= most
+
+
+@pytest.mark.parametrize("lacks", ["a byte", "nothing, but swallows spaces", "nothing, but drops accents"])
+def test_no_bound_where_characters_can_vanish(smollm: Tokenizer, lacks: str) -> None:
+    spec = json.loads(smollm.backend.to_str())
+    if lacks == "a byte":
+        spec["model"]["vocab"] = {token: i for token, i in spec["model"]["vocab"].items() if token != "\u0120"}
+        spec["model"]["merges"] = []
+    elif "spaces" in lacks:
+        spec["added_tokens"][0]["lstrip"] = True
+    else:
+        spec["normalizer"] = {"type": "StripAccents"}
+    assert Tokenizer(BackendTokenizer.from_str(json.dumps(spec)), source="test").max_chars(5) is None

@@ -79,6 +79,9 @@ class TextCodec(Protocol):
     def encode(self, text: str, add_special_tokens: bool = ...) -> Sequence[int]:
         """Text to ids; add_special_tokens adds what the model expects around a prompt, such as BOS."""
 
+    def max_chars(self, num_tokens: int) -> int | None:
+        """Most characters that so many tokens can stand for; None when that is not known."""
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = ...) -> str:
         """Ids to text; an incomplete character becomes U+FFFD."""
 

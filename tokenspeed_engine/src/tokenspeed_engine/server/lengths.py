@@ -21,6 +21,26 @@ def check_max_tokens(name: str, value: int | None, *, lowest: int = 1) -> int | 
     return value
 
 
+def check_num_chars(num_chars: int, most: int | None, max_model_len: int, prompt_param: str) -> None:
+    """Refuse a text that has too many tokens whatever they are.
+
+    Args:
+        num_chars: length of the text.
+        most: characters that max_model_len tokens can stand for; None when that is not known.
+        max_model_len: the model's context.
+        prompt_param: the field that holds the prompt, for the error.
+    Raises:
+        ApiError: 400 context_length_exceeded.
+    """
+    if most is not None and num_chars > most:
+        raise bad_request(
+            f"This model's maximum context length is {max_model_len} tokens, which is {most} characters at the very most, and the "
+            f"prompt has {num_chars}. Shorten the prompt.",
+            prompt_param,
+            CONTEXT_LENGTH_EXCEEDED,
+        )
+
+
 def resolve_max_tokens(
     requested: int | None, *, default: int | None, num_prompt_tokens: int, model: ModelInfo, prompt_param: str
 ) -> int:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from tokenspeed_engine.server.engine_client import TextCodec
 from tokenspeed_engine.server.errors import ApiError, bad_request
+from tokenspeed_engine.server.lengths import check_num_chars
 from tokenspeed_engine.server.limits import Limits
 from tokenspeed_engine.server.messages import template_messages
 from tokenspeed_engine.server.protocol import ChatCompletionRequest, ChatMessage
@@ -42,11 +43,17 @@ class Prompt:
         return complete_text(self.token_ids, codec, skip_special_tokens)
 
 
-async def chat_prompt(body: ChatCompletionRequest, codec: TextCodec, limits: Limits) -> Prompt:
+async def chat_prompt(body: ChatCompletionRequest, codec: TextCodec, limits: Limits, max_model_len: int) -> Prompt:
     """Render the chat template and tokenize.
 
+    Args:
+        body: the request.
+        codec: template and tokenizer.
+        limits: what is done on the event loop.
+        max_model_len: tokens of the model's context.
+
     Raises:
-        ApiError: 400 when the template refuses the messages, or nothing is left of them.
+        ApiError: 400 when the template refuses the messages, nothing is left of them, or they cannot fit.
     """
     kwargs = body.chat_template_kwargs or {}
     for name in kwargs:
@@ -64,7 +71,8 @@ async def chat_prompt(body: ChatCompletionRequest, codec: TextCodec, limits: Lim
         )
     except ValueError as refusal:
         raise bad_request(f"{refusal}", "messages", "chat_template_error") from refusal
-    return await _run(len(text), limits, lambda: _encode(text, codec, bool(body.add_special_tokens), "messages"))
+    add_special_tokens = bool(body.add_special_tokens)
+    return await _run(len(text), limits, lambda: _encode(text, codec, add_special_tokens, "messages", limits, max_model_len))
 
 
 def completion_prompts(prompt: str | list[Any], *, vocab_size: int, max_prompts: int) -> list[str | tuple[int, ...]]:
@@ -94,20 +102,28 @@ def completion_prompts(prompt: str | list[Any], *, vocab_size: int, max_prompts:
 
 
 async def encode_completion_prompts(
-    prompts: list[str | tuple[int, ...]], codec: TextCodec, *, add_special_tokens: bool, limits: Limits
+    prompts: list[str | tuple[int, ...]], codec: TextCodec, *, add_special_tokens: bool, limits: Limits, max_model_len: int
 ) -> list[Prompt]:
     """Tokenize those that are texts.
 
     Raises:
-        ApiError: 400 when a text has no tokens.
+        ApiError: 400 when a text has no tokens, or cannot fit.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     num_chars = sum(map(len, texts))
-    encoded = iter(await _run(num_chars, limits, lambda: [_encode(text, codec, add_special_tokens, "prompt") for text in texts]))
+
+    def encode_all() -> list[Prompt]:
+        return [_encode(text, codec, add_special_tokens, "prompt", limits, max_model_len) for text in texts]
+
+    encoded = iter(await _run(num_chars, limits, encode_all))
     return [next(encoded) if isinstance(prompt, str) else Prompt(prompt, None) for prompt in prompts]
 
 
-def _encode(text: str, codec: TextCodec, add_special_tokens: bool, param: str) -> Prompt:
+def _encode(
+    text: str, codec: TextCodec, add_special_tokens: bool, param: str, limits: Limits, max_model_len: int
+) -> Prompt:
+    if len(text) > limits.inline_encode_chars:
+        check_num_chars(len(text), codec.max_chars(max_model_len), max_model_len, param)
     try:
         ids = codec.encode(text, add_special_tokens=add_special_tokens)
     except ValueError as refusal:

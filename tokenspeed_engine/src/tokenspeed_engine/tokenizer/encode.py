@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as BackendTokenizer
 
 from tokenspeed_engine.tokenizer.chat_template import ChatTemplate
 from tokenspeed_engine.tokenizer.errors import TemplateError, TokenizerError
-from tokenspeed_engine.tokenizer.pieces import TokenPieces, pieces_of
+from tokenspeed_engine.tokenizer.pieces import TokenPieces, longest_token, pieces_of
 
 
 class Tokenizer:
@@ -49,6 +49,7 @@ class Tokenizer:
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.pieces: TokenPieces | None = pieces_of(backend, self.special_token_ids, self.vocab_size)
         self._chat_template = chat_template
+        self._longest_token: int | None = None
 
     @property
     def backend(self) -> BackendTokenizer:
@@ -78,6 +79,15 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:
             raise self._unencodable(text, error) from error
         return self._known(ids)
+
+    def max_chars(self, num_tokens: int) -> int | None:
+        """Most characters that a text of `num_tokens` tokens can have; None where that has no bound, or none that is known.
+
+        It tells a text that cannot fit without tokenizing it, which takes seconds with megabytes.
+        """
+        if self._longest_token is None:
+            self._longest_token = longest_token(self._backend) if self.pieces is not None else 0
+        return num_tokens * self._longest_token if self._longest_token else None
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Several texts to ids, in parallel. Raises TokenizerError as encode() does."""

@@ -111,3 +111,22 @@ def pieces_of(backend: BackendTokenizer, special_ids: frozenset[int], vocab_size
         if replaces and strips_one:
             return TokenPieces(backend, special_ids, vocab_size, sentencepiece=True, strips=strip is not None)
     return None
+
+
+# Unicode: NFC joins at most four code points into one.
+_JOINED_CODE_POINTS = {"NFC": 4}
+
+
+def longest_token(backend: BackendTokenizer) -> int:
+    """Most characters of a text that one token of a byte-level tokenizer takes up; 0 where there is no such bound.
+
+    A normalizer may drop or join characters, an added token may swallow the spaces around it, and an unknown token stands for
+    whatever the vocabulary lacks.
+    """
+    vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    swallows = any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values())
+    normalizer = backend.normalizer
+    joined = 1 if normalizer is None else _JOINED_CODE_POINTS.get(json.loads(normalizer.__getstate__())["type"], 0)
+    if swallows or not _ALPHABET.keys() <= vocabulary.keys():
+        return 0
+    return joined * max(len(_byte_level_bytes(token)) for token in vocabulary)

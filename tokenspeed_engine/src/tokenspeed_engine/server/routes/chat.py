@@ -69,7 +69,7 @@ async def _job(body: ChatCompletionRequest, context: ServerContext) -> Job:
         logprobs=logprobs,
         prompt_logprobs=None,
     )
-    prompt = await chat_prompt(body, context.client.tokenizer, context.limits)
+    prompt = await chat_prompt(body, context.client.tokenizer, context.limits, context.client.model_info.max_model_len)
     return Job.build(
         context.client,
         context.identity("chatcmpl", body.model),

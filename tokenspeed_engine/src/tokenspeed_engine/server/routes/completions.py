@@ -79,6 +79,7 @@ async def _job(body: CompletionRequest, context: ServerContext) -> Job:
         context.client.tokenizer,
         add_special_tokens=body.add_special_tokens is not False,
         limits=limits,
+        max_model_len=context.client.model_info.max_model_len,
     )
     return Job.build(
         context.client,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tokenspeed_engine.cli import main
 from tokenspeed_engine.commands.bench import Stream, format_summary, random_prompts, summarize
 
 COMMAND = (sys.executable, "-P", "-m", "tokenspeed_engine.cli")
@@ -158,3 +159,20 @@ def test_version_and_help_answer() -> None:
     assert "tokenspeed-engine" in run("--version").stdout
     assert "--num-gpu-blocks-override" in run("serve", "--help").stdout
     assert run().returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--max-modle-len", "9"], "unrecognized arguments: --max-modle-len. Did you mean --max-model-len?"),
+        (["serve", "m", "--prot=80"], "unrecognized arguments: --prot=80. Did you mean --port?"),
+        (["doctor", "--zzz"], "unrecognized arguments: --zzz. See tokenspeed-engine doctor --help."),
+    ],
+)
+def test_a_mistyped_flag_is_answered_with_the_one_that_was_meant(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import difflib
 import logging
 import signal
 import sys
@@ -23,7 +24,7 @@ _CORE_STAGES = ("model", "tokenizer", "cache", "scheduling", "process")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit status; see the module's documentation."""
-    arguments = build_parser().parse_args(argv)
+    arguments = _parsed(build_parser(), argv)
     # Imported here, as everything heavy is: `--version`, `--help` and a wrong flag answer at once.
     from tokenspeed_engine.checkpoint import CheckpointError
     from tokenspeed_engine.ipc import SocketPathError
@@ -68,6 +69,18 @@ def build_parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what this machine and installation can do")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+        chosen: argparse.ArgumentParser = commands.choices[arguments.command]
+        flags = [flag for action in chosen._actions for flag in action.option_strings]
+        close = [match for one in unknown for match in difflib.get_close_matches(one.partition("=")[0], flags, 1)]
+        hint = f" Did you mean {', '.join(close)}?" if close else f" See {chosen.prog} --help."
+        chosen.error(f"unrecognized arguments: {' '.join(unknown)}.{hint}")
+    return arguments
 
 
 def _run(arguments: argparse.Namespace) -> int:

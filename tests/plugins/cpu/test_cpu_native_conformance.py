@@ -15,13 +15,14 @@ OPS = {
     "norm.fused_add_rms_norm",
     "activation.silu_and_mul",
     "rope.apply_rope",
+    "sampling.argmax",
     "attention.mha_decode",
     "attention.mha_extend",
     "attention.mha_prefill",
 }
 CASES = [
     case
-    for family in ("norm", "activation", "rope", "attention")
+    for family in ("norm", "activation", "rope", "sampling", "attention")
     for case in family_cases(family)
     # The reference of rope and attention goes pair by pair, row by row: the sizes for timing take it minutes.
     if case.op in OPS and not (case.bench and family in ("rope", "attention"))

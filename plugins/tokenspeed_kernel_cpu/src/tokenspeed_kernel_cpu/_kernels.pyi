@@ -20,8 +20,8 @@ def use_instruction_set(name: str) -> None:
         ValueError: the processor does not have it.
     """
 
-def has_team() -> bool:
-    """Whether PyTorch's OpenMP runtime was found, so that several threads can be used."""
+def team_size() -> int:
+    """How many threads the kernels have started in this process."""
 
 def rms_norm(
     x: int, x_inner: int, x_outer_stride: int, x_inner_stride: int, residual: int, residual_inner: int,
@@ -42,6 +42,9 @@ def apply_rope(
     head_dim: int, interleaved: bool, tokens: int, threads: int, /,
 ) -> int | None:
     """Rotate heads; returns a position that the table does not have, having written nothing, or None."""
+
+def argmax(logits: int, row_stride: int, rows: int, columns: int, out: int, out_stride: int, threads: int, /) -> None:
+    """Place of each row's largest float, the first of equal ones; -1 where there is none that is finite, or a NaN."""
 
 def write_kv(
     k: int, type: int, k_token: int, k_head: int, v: int, v_token: int, v_head: int, k_cache: int, cache_type: int, k_page: int,

@@ -53,6 +53,7 @@ PLUGIN: Final = Plugin(
         _rows("norm.fused_add_rms_norm", "x", "residual", "weight"),
         _rows("activation.silu_and_mul", "gate_up"),
         _rows("rope.apply_rope", "q", "k", "cos_sin_cache"),
+        _rows("sampling.argmax", "logits"),
         _spec(
             "kvcache.write_kv",
             "kvcache:write_kv",

@@ -11,7 +11,7 @@ namespace nb = nanobind;
 namespace tokenspeed_cpu {
 namespace {
 
-constexpr int64_t kProductsForThreads = 256 * 1024;  // query rows times keys times head_dim, below which one thread is quicker
+constexpr int64_t kProductsForThreads = 32 * 1024;  // query rows times keys times head_dim, below which one thread is quicker
 
 float* scratch(int64_t floats) {
   static thread_local std::unique_ptr<float[]> memory;

@@ -61,6 +61,7 @@ struct KernelTable {
   void (*apply_rope)(const RopeArgs&, int64_t token);
   // `memory` holds attend_scratch(head_dim) floats.
   void (*attend)(const AttendArgs&, const AttendTile&, float* memory);
+  int32_t (*argmax)(const float* row, int64_t count);
   void (*convert)(const void* from, Number from_type, void* to, Number to_type, int64_t count);
   QuantizedTable quantized;
 };

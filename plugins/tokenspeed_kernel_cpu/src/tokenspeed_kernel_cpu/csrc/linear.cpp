@@ -6,13 +6,12 @@
 #include <memory>
 
 #include "number.h"
-#include "parallel.h"
 
 namespace tokenspeed_cpu {
 namespace {
 
 constexpr int64_t kTokensAtOnce = 128;          // that one unpacked panel serves
-constexpr int64_t kBytesAtOnce = 24 * 1024;     // of weights in one piece of work, where there are few tokens
+constexpr int64_t kBytesAtOnce = 12 * 1024;     // of weights in one piece of work, where there are few tokens
 constexpr int64_t kBytesForThreads = 48 * 1024;  // of weights, below which a second thread costs more than it saves
 constexpr int64_t kMaxTokens = 1024;            // whose rounded activations are in memory at a time
 constexpr int64_t kBlocksUnpacked = 8;          // at a time: one super-block
@@ -116,6 +115,8 @@ void linear(const QuantizedTable& kernels, const LinearArgs& args, int threads) 
     const int64_t tokens_at_once = std::min(tokens, kTokensAtOnce), parts = (tokens + kTokensAtOnce - 1) / kTokensAtOnce;
     const int64_t run = tokens > 8 || team_size == 1 ? 1 : std::max<int64_t>(1, kBytesAtOnce / std::max<int64_t>(args.panel_stride, 1));
     const int64_t runs = (panels + run - 1) / run;
+    const bool by_rows = args.is_stored && args.panel == Panel::kQ8_0 && !args.is_exact && tokens == 1 &&
+                         kernels.multiply_rows_q8_0 != nullptr;
     const auto work = [&](int64_t item) {
       static thread_local Worker own;
       const int64_t token = item / runs * tokens_at_once, count = std::min(tokens_at_once, tokens - token);
@@ -123,11 +124,13 @@ void linear(const QuantizedTable& kernels, const LinearArgs& args, int threads) 
       for (int64_t panel = item % runs * run; panel < last; ++panel) {
         const uint8_t* data = args.data + panel * args.panel_stride;
         std::memset(own.sums, 0, static_cast<size_t>(count * kPanelRows) * sizeof(float));
+        const int64_t rows = std::min(kPanelRows, args.rows - panel * kPanelRows);
         TileArgs tile{data, 0, blocks, args.blocks_per_group, args.scale, x, exact, exact_stride, token, count, own.sums};
         if (unpack == nullptr) {
           multiply(tile);
+        } else if (by_rows) {
+          kernels.multiply_rows_q8_0(data, args.row_bytes, rows, tile);
         } else {
-          const int64_t rows = std::min(kPanelRows, args.rows - panel * kPanelRows);
           tile.panel = own.panel;
           if (blocks > 0) touch(data, (rows - 1) * args.row_bytes + stored_row_bytes(static_cast<Stored>(args.panel), args.columns));
           for (int64_t b = 0; b < blocks; b += kBlocksUnpacked) {
@@ -149,7 +152,7 @@ void linear(const QuantizedTable& kernels, const LinearArgs& args, int threads) 
         for (int64_t token = part * 8; token < std::min(part * 8 + 8, tokens); ++token) round(token);
       });
     }
-    parallel_for(runs * parts, team_size, work);
+    parallel_for(runs * parts, team_size, work, tokens <= 8 ? args.next : Upcoming{});
   }
 }
 

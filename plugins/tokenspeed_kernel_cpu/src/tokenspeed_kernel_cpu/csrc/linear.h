@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "parallel.h"
 #include "quantized.h"
 
 namespace tokenspeed_cpu {
@@ -28,6 +29,7 @@ struct LinearArgs {
   void* out;
   int64_t out_stride;
   bool out_bf16;
+  Upcoming next;  // the weight that is multiplied by after this one, as far as is known
 };
 
 // A group-wise 4-bit weight; a byte holds an even column in its lower half, and the odd one after it.

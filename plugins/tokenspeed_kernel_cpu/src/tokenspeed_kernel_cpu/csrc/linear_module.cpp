@@ -13,6 +13,16 @@ namespace {
 // A weight in panels, or in its file's blocks, as Python holds it: everything about a product that stays the same.
 struct Weight {
   LinearArgs fixed{};
+  // What was multiplied by after this weight the last time: a model goes through its weights in the same order at every step. It is
+  // an address and not a Weight, because that one may be gone. Guarded, as `last` is, by the lock of the interpreter.
+  mutable Upcoming next;
+  static inline const Weight* last = nullptr;
+
+  Weight(const Weight&) = delete;
+  Weight& operator=(const Weight&) = delete;
+  ~Weight() {
+    if (last == this) last = nullptr;
+  }
 
   Weight(int panel, bool is_stored, bool is_exact, uintptr_t data, int64_t rows, int64_t columns, int64_t row_bytes, int64_t group,
          int scale) {
@@ -48,6 +58,9 @@ struct Weight {
     args.out_stride = out_stride;
     args.out_bf16 = out_bf16;
     const QuantizedTable& kernels = table().quantized;
+    if (last != nullptr) last->next = {fixed.data, fixed.panel_stride * ((fixed.rows + kPanelRows - 1) / kPanelRows)};
+    last = this;
+    args.next = next;
     nb::gil_scoped_release released;
     linear(kernels, args, threads);
   }

@@ -79,6 +79,14 @@ nb::object apply_rope(uintptr_t q, uintptr_t q_out, int64_t q_heads, int64_t q_t
   return nb::none();
 }
 
+void argmax(uintptr_t logits, int64_t row_stride, int64_t rows, int64_t columns, uintptr_t out, int64_t out_stride, int threads) {
+  need_memory(logits, rows * columns);
+  const auto argmax_of = table().argmax;
+  for_rows(rows, columns, threads, [&](int64_t row) {
+    at<int32_t>(out)[row * out_stride] = argmax_of(at<const float>(logits) + row * row_stride, columns);
+  });
+}
+
 void write_kv(uintptr_t k, int type, int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head,
               uintptr_t k_cache, int cache_type, int64_t k_page, int64_t k_slot, int64_t k_cache_head, uintptr_t v_cache,
               int64_t v_page, int64_t v_slot, int64_t v_cache_head, uintptr_t slots, int64_t slot_stride, int64_t tokens,
@@ -107,10 +115,11 @@ NB_MODULE(_kernels, m) {
   m.def("instruction_sets", &instruction_sets);
   m.def("give_same_products", &give_same_products);
   m.def("use_instruction_set", &use_instruction_set);
-  m.def("has_team", [] { return team() != nullptr; });
+  m.def("team_size", &team_size);
   m.def("rms_norm", &rms_norm);
   m.def("silu_and_mul", &silu_and_mul);
   m.def("apply_rope", &apply_rope);
+  m.def("argmax", &argmax);
   m.def("write_kv", &write_kv);
   bind_attention(m);
   bind_linear(m);

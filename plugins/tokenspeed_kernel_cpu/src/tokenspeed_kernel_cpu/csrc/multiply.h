@@ -8,10 +8,25 @@ namespace {
 
 using namespace tokenspeed_cpu;
 
+// How far ahead of the products with a single token weights are asked for: several times a memory's latency at the rate of one thread.
+constexpr int64_t kPrefetchBytes = 4096;
+
 // Integer sums of one block for Tokens tokens and the rows of one register, from 4-bit weights: 4 registers of 2 x 4 columns.
 template <int Tokens>
 inline void dot_nibbles(const uint8_t* block, const int8_t* const* x, Ints* sums) {
 #ifdef __AVX512VNNI__
+  if constexpr (Tokens == 1) {
+    // Two chains of sums, and what comes next asked for in time: with one token there is nothing else to wait for.
+    Ints other = splat_word(0);
+    for (int i = 0; i < 4; ++i) {
+      const Ints both = load_bytes(block + 64 * i);
+      __builtin_prefetch(block + kPrefetchBytes + 64 * i);
+      sums[0] = dot(sums[0], low_nibbles(both), splat_word(word_at(x[0] + 4 * i)));
+      other = dot(other, high_nibbles(both), splat_word(word_at(x[0] + 16 + 4 * i)));
+    }
+    sums[0] = add(sums[0], other);
+    return;
+  }
   for (int i = 0; i < 4; ++i) {
     const Ints both = load_bytes(block + 64 * i), low = low_nibbles(both), high = high_nibbles(both);
     for (int t = 0; t < Tokens; ++t) sums[t] = dot(sums[t], low, splat_word(word_at(x[t] + 4 * i)));

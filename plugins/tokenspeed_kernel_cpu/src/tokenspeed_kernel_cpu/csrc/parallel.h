@@ -1,45 +1,35 @@
-// Work split over the threads that PyTorch computes with.
+// Work split over the calling thread and a team of threads of our own.
 #pragma once
 
-#include <dlfcn.h>
-
-#include <atomic>
 #include <cstdint>
 
 namespace tokenspeed_cpu {
 
-// PyTorch's products run on its OpenMP team, whose threads go on spinning for a while: threads of our own would compete with
-// them for the cores. So the same team is used, through the entry point that compilers call. It is looked up and not linked,
-// because a second copy of the runtime would have a second team. Without it everything runs on the calling thread.
-using GompParallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+// Memory that is read next in all likelihood, once what is running now is done: `bytes` from `data` on, cut into `pieces` that are
+// dealt out as the items of the next call will be. Only ever a hint: nothing is wrong where it is not read, or no longer there.
+struct Upcoming {
+  const uint8_t* data = nullptr;
+  int64_t bytes = 0;
+};
 
-inline GompParallel team() {
-  static const GompParallel found = reinterpret_cast<GompParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-  return found;
-}
+// Call task(body, i) for each i in [0, count) on up to `threads` threads, the calling one among them; each i once. Neighbouring
+// items go to the same thread, in order, until that thread has none left and helps the others. Threads of the team that sleep or
+// are held up elsewhere are not waited for: the caller does their share.
+//
+// Several callers may come at the same time: one has the team, the others work alone.
+using Task = void (*)(const void* body, int64_t item);
+void run_items(int64_t count, int threads, Task task, const void* body, const Upcoming& next);
 
-// Call body(i) for each i in [0, count), on up to `threads` threads; each i once, by whoever is free.
+// Threads of the team that were started in this process so far.
+int team_size();
+
 template <typename Body>
-void parallel_for(int64_t count, int threads, const Body& body) {
-  if (threads > count) threads = static_cast<int>(count);
-  if (threads <= 1 || team() == nullptr) {
+void parallel_for(int64_t count, int threads, const Body& body, const Upcoming& next = {}) {
+  if (threads <= 1 || count <= 1) {
     for (int64_t i = 0; i < count; ++i) body(i);
     return;
   }
-  struct Shared {
-    std::atomic<int64_t> next;
-    int64_t count;
-    const Body* body;
-  } shared{{0}, count, &body};
-  team()(
-      [](void* data) {
-        auto* work = static_cast<Shared*>(data);
-        for (int64_t i = work->next.fetch_add(1, std::memory_order_relaxed); i < work->count;
-             i = work->next.fetch_add(1, std::memory_order_relaxed)) {
-          (*work->body)(i);
-        }
-      },
-      &shared, static_cast<unsigned>(threads), 0);
+  run_items(count, threads, [](const void* data, int64_t item) { (*static_cast<const Body*>(data))(item); }, &body, next);
 }
 
 }  // namespace tokenspeed_cpu

@@ -57,6 +57,8 @@ struct QuantizedTable {
   void (*multiply_exact[6])(const TileArgs&);
   // Unpack blocks [first, first + count) of up to 16 stored rows into a panel.
   void (*unpack[5])(const uint8_t* stored, int64_t row_bytes, int64_t rows, int64_t first, int64_t count, uint8_t* panel);
+  // One token's products with up to 16 stored rows of Q8_0, without a panel; null where it would not be quicker. Writes the sums.
+  void (*multiply_rows_q8_0)(const uint8_t* stored, int64_t row_bytes, int64_t rows, const TileArgs&);
 };
 
 static constexpr int64_t panel_bytes(Panel panel, int64_t columns) {

@@ -17,7 +17,8 @@ class Batch:
         name: says what is special about it.
         query_lens, seq_lens: queries and keys of each request.
         num_heads, num_kv_heads, head_dim, page_size: shapes; page_size is not used by prefill.
-        causal, sliding_window, logit_cap, sinks: options.
+        causal, sliding_window, logit_cap, sinks, softmax_scale: options.
+        fp8: the caches hold fp8_e4m3 numbers that stand for themselves; paged alone.
         missing_pages: (request, page index) entries of the page table that are invalid.
         consecutive: whether a request's pages follow each other in the cache.
     """
@@ -33,6 +34,8 @@ class Batch:
     sliding_window: int | None = None
     logit_cap: float | None = None
     sinks: bool = False
+    softmax_scale: float | None = None
+    fp8: bool = False
     missing_pages: tuple[tuple[int, int], ...] = ()
     consecutive: bool = False
 
@@ -59,6 +62,8 @@ DECODE_BATCHES: Final = (
     Batch("cap", (1, 1), (9, 4), logit_cap=2.0),
     Batch("sinks", (1, 1, 1), (9, 0, 4), sinks=True),
     Batch("everything", (1, 1, 1), (9, 0, 14), sinks=True, logit_cap=3.0, sliding_window=6),
+    Batch("scale", (1, 1), (9, 4), softmax_scale=0.7),
+    Batch("fp8", (1, 1, 1), (9, 0, 40), fp8=True),
     Batch("missing_page", (1, 1), (11, 9), missing_pages=((0, 0), (1, 1))),
     Batch("missing_last_page", (1, 1), (11, 9), missing_pages=((0, 2),)),
     Batch("missing_all_pages", (1, 1), (7, 9), missing_pages=((0, 0), (0, 1))),
@@ -86,12 +91,14 @@ EXTEND_BATCHES: Final = (
     Batch("cap", (5, 1), (9, 8), logit_cap=2.0),
     Batch("sinks", (5, 1, 3), (9, 8, 2), sinks=True),
     Batch("everything", (9, 1, 4), (30, 21, 2), sinks=True, logit_cap=3.0, sliding_window=6),
+    Batch("scale", (5, 1), (9, 8), softmax_scale=0.7),
+    Batch("fp8", (5, 1), (9, 40), fp8=True),
     Batch("missing_page", (5, 1, 6), (11, 9, 6), missing_pages=((0, 1), (1, 0), (2, 0))),
     Batch("missing_page_window", (5, 6), (11, 13), missing_pages=((0, 1), (1, 2)), sliding_window=3),
     Batch("missing_all_pages", (3, 2), (7, 9), missing_pages=((0, 0), (0, 1))),
 )
 
-_PAGED_ONLY: Final = ("page_size_1", "page_size_16", "page_size_5", "consecutive")
+_PAGED_ONLY: Final = ("fp8", "page_size_1", "page_size_16", "page_size_5", "consecutive")
 PREFILL_BATCHES: Final = (
     *(batch for batch in EXTEND_BATCHES if not batch.missing_pages and batch.name not in _PAGED_ONLY),
     Batch("keys_of_another", (2, 3), (7, 3), causal=False),
@@ -160,8 +167,9 @@ def paged_inputs(
     q = torch.randn((sum(batch.query_lens), batch.num_heads, batch.head_dim), generator=generator, dtype=torch.float64)
     return {
         "q": q.to(device, dtype),
-        "k_cache": caches[0].to(device, dtype),
-        "v_cache": caches[1].to(device, dtype),
+        # By way of float32, from which fp8 keeps NaN.
+        "k_cache": caches[0].to(device, torch.float32 if batch.fp8 else dtype).to(torch.float8_e4m3fn if batch.fp8 else dtype),
+        "v_cache": caches[1].to(device, torch.float32 if batch.fp8 else dtype).to(torch.float8_e4m3fn if batch.fp8 else dtype),
         "page_table": table.to(device),
         "cu_seqlens_q": starts.to(device),
         "seq_lens": torch.tensor(batch.seq_lens, dtype=torch.int32).to(device),
@@ -209,4 +217,5 @@ def _options(batch: Batch, generator: torch.Generator, device: str) -> dict[str,
         "sliding_window": batch.sliding_window,
         "logit_cap": batch.logit_cap,
         "sinks": sinks,
+        "softmax_scale": batch.softmax_scale,
     }

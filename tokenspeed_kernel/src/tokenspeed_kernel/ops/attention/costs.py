@@ -8,6 +8,7 @@ import torch
 
 from tokenspeed_kernel.case import Cost
 from tokenspeed_kernel.ops.attention.contract import (
+    MERGE_STATES,
     MHA_DECODE,
     MHA_DECODE_SCALED,
     MHA_EXTEND,
@@ -58,7 +59,6 @@ def _flops(inputs: dict[str, Any]) -> int:
     return int(4 * pairs * q.shape[-2] * q.shape[-1])
 
 
-COSTS: Final = {
-    op.name: Cost(_moved_bytes, _flops) for op in (MHA_DECODE, MHA_EXTEND, MHA_PREFILL, MHA_DECODE_SCALED, MHA_EXTEND_SCALED)
-}
+_OVER_KEYS: Final = (MHA_DECODE, MHA_EXTEND, MHA_PREFILL, MHA_DECODE_SCALED, MHA_EXTEND_SCALED)
+COSTS: Final = {**{op.name: Cost(_moved_bytes, _flops) for op in _OVER_KEYS}, MERGE_STATES.name: Cost()}
 """By op."""

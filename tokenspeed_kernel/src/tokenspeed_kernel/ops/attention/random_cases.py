@@ -48,6 +48,8 @@ def _batch(op: str, rng: random.Random) -> Batch:
         sliding_window=rng.choice((None, rng.randint(1, 40))) if causal else None,
         logit_cap=rng.choice((None, None, rng.uniform(0.5, 50.0))),
         sinks=rng.random() < 0.3,
+        softmax_scale=rng.choice((None, None, rng.uniform(0.01, 1.0))),
+        fp8=op in (MHA_DECODE.name, MHA_EXTEND.name) and rng.random() < 0.2,
         # Prefill has no pages.
         missing_pages=() if op == MHA_PREFILL.name else tuple(rng.sample(pages, min(len(pages), rng.choice((0, 0, 1, 2))))),
     )

@@ -22,11 +22,11 @@ from tokenspeed_kernel.ops.comm.contract import (
     REDUCE_SCATTER,
 )
 
-__all__ = ["CASES"]
+__all__ = ["BOTH", "CASES", "SUMS", "exchanged_inputs", "gathered_inputs", "normed_inputs", "reduced_inputs", "scattered_inputs"]
 
 _Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
 # Each of up to 8 summands may be added with a rounding of its own; the terms are near 1, their sums may cancel.
-_SUMS = {
+SUMS = {
     torch.float32: Tolerance(1e-5, 1e-5),
     torch.float16: Tolerance(4e-3, 1.6e-2),
     torch.bfloat16: Tolerance(3.2e-2, 1.3e-1),
@@ -73,7 +73,8 @@ def _sizes(kind: str, world_size: int, rows: int) -> list[int] | None:
     return [rows * (rank > 0 or world_size == 1) if kind == "one empty" else rows + rank for rank in range(world_size)]
 
 
-def _reduced(*shape: int, layout: str = "contiguous", reduce: str = "sum") -> _Build:
+def reduced_inputs(*shape: int, layout: str = "contiguous", reduce: str = "sum") -> _Build:
+    """Make arguments of `all_reduce`."""
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         name, _, _ = _group()
         return {"x": _mine(generator, device, dtype, shape, layout), "group": name, "reduce": reduce}
@@ -81,7 +82,8 @@ def _reduced(*shape: int, layout: str = "contiguous", reduce: str = "sum") -> _B
     return build
 
 
-def _scattered(rows: int, *row: int, layout: str = "contiguous", reduce: str = "sum", sizes: str = "even") -> _Build:
+def scattered_inputs(rows: int, *row: int, layout: str = "contiguous", reduce: str = "sum", sizes: str = "even") -> _Build:
+    """Make arguments of `reduce_scatter`; `sizes` is even, growing, or one empty."""
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         name, world_size, _ = _group()
         counts = _sizes(sizes, world_size, rows)
@@ -92,9 +94,10 @@ def _scattered(rows: int, *row: int, layout: str = "contiguous", reduce: str = "
     return build
 
 
-def _gathered(
+def gathered_inputs(
     rows: int, *row: int, layout: str = "contiguous", sizes: str = "even", dtype: torch.dtype | None = None
 ) -> _Build:
+    """Make arguments of `all_gather`; `sizes` is even, growing, or one empty."""
     fixed = dtype
 
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -106,9 +109,10 @@ def _gathered(
     return build
 
 
-def _exchanged(
+def exchanged_inputs(
     rows: int, *row: int, layout: str = "contiguous", uneven: bool = False, dtype: torch.dtype | None = None
 ) -> _Build:
+    """Make arguments of `all_to_all`."""
     fixed = dtype
 
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -126,7 +130,8 @@ def _exchanged(
     return build
 
 
-def _normed(*shape: int, layout: str = "contiguous", wide: bool = False) -> _Build:
+def normed_inputs(*shape: int, layout: str = "contiguous", wide: bool = False) -> _Build:
+    """Make arguments of `all_reduce_add_rms_norm`; `wide` keeps the weight in float32."""
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         name, _, _ = _group()
         residual = torch.randn(shape, generator=generator).to(device, dtype)
@@ -137,71 +142,71 @@ def _normed(*shape: int, layout: str = "contiguous", wide: bool = False) -> _Bui
     return build
 
 
-_BOTH = ("out", "residual_out")
+BOTH = ("out", "residual_out")
 CASES = (
     *(
-        Case(ALL_REDUCE.name, label, build, tolerance=_SUMS, bench=bench)
+        Case(ALL_REDUCE.name, label, build, tolerance=SUMS, bench=bench)
         for label, build, bench in (
-            ("empty 0x8", _reduced(0, 8), False),
-            ("odd 3x37", _reduced(3, 37), False),
-            ("one element", _reduced(1), False),
-            ("max 5x6", _reduced(5, 6, reduce="max"), False),
-            ("min 5x6", _reduced(5, 6, reduce="min"), False),
-            ("transposed 5x24", _reduced(5, 24, layout="transposed"), False),
-            ("sliced 4x33", _reduced(4, 33, layout="sliced"), False),
-            ("special values 2x8", _reduced(2, 8, layout="special"), False),
-            ("16x4096", _reduced(16, 4096), True),
+            ("empty 0x8", reduced_inputs(0, 8), False),
+            ("odd 3x37", reduced_inputs(3, 37), False),
+            ("one element", reduced_inputs(1), False),
+            ("max 5x6", reduced_inputs(5, 6, reduce="max"), False),
+            ("min 5x6", reduced_inputs(5, 6, reduce="min"), False),
+            ("transposed 5x24", reduced_inputs(5, 24, layout="transposed"), False),
+            ("sliced 4x33", reduced_inputs(4, 33, layout="sliced"), False),
+            ("special values 2x8", reduced_inputs(2, 8, layout="special"), False),
+            ("16x4096", reduced_inputs(16, 4096), True),
         )
     ),
     *(
-        Case(REDUCE_SCATTER.name, label, build, tolerance=_SUMS, bench=bench)
+        Case(REDUCE_SCATTER.name, label, build, tolerance=SUMS, bench=bench)
         for label, build, bench in (
-            ("empty 0x8", _scattered(0, 8), False),
-            ("odd 3x37", _scattered(3, 37), False),
-            ("max 2x6", _scattered(2, 6, reduce="max"), False),
-            ("transposed 5x24", _scattered(5, 24, layout="transposed"), False),
-            ("uneven 2x5", _scattered(2, 5, sizes="growing"), False),
-            ("uneven min 2x5", _scattered(2, 5, sizes="growing", reduce="min"), False),
-            ("one without rows 3x5", _scattered(3, 5, sizes="one empty"), False),
-            ("64x4096", _scattered(64, 4096), True),
+            ("empty 0x8", scattered_inputs(0, 8), False),
+            ("odd 3x37", scattered_inputs(3, 37), False),
+            ("max 2x6", scattered_inputs(2, 6, reduce="max"), False),
+            ("transposed 5x24", scattered_inputs(5, 24, layout="transposed"), False),
+            ("uneven 2x5", scattered_inputs(2, 5, sizes="growing"), False),
+            ("uneven min 2x5", scattered_inputs(2, 5, sizes="growing", reduce="min"), False),
+            ("one without rows 3x5", scattered_inputs(3, 5, sizes="one empty"), False),
+            ("64x4096", scattered_inputs(64, 4096), True),
         )
     ),
     *(
         Case(ALL_GATHER.name, label, build, bench=bench)
         for label, build, bench in (
-            ("empty 0x8", _gathered(0, 8), False),
-            ("odd 3x37", _gathered(3, 37), False),
-            ("vector 5", _gathered(5), False),
-            ("transposed 5x24", _gathered(5, 24, layout="transposed"), False),
-            ("uneven 2x5", _gathered(2, 5, sizes="growing"), False),
-            ("one without rows 3x5", _gathered(3, 5, sizes="one empty"), False),
-            ("fp8 3x9", _gathered(3, 9, dtype=torch.float8_e4m3fn), False),
-            ("fp8 uneven 3x9", _gathered(3, 9, dtype=torch.float8_e5m2, sizes="growing"), False),
-            ("64x4096", _gathered(64, 4096), True),
+            ("empty 0x8", gathered_inputs(0, 8), False),
+            ("odd 3x37", gathered_inputs(3, 37), False),
+            ("vector 5", gathered_inputs(5), False),
+            ("transposed 5x24", gathered_inputs(5, 24, layout="transposed"), False),
+            ("uneven 2x5", gathered_inputs(2, 5, sizes="growing"), False),
+            ("one without rows 3x5", gathered_inputs(3, 5, sizes="one empty"), False),
+            ("fp8 3x9", gathered_inputs(3, 9, dtype=torch.float8_e4m3fn), False),
+            ("fp8 uneven 3x9", gathered_inputs(3, 9, dtype=torch.float8_e5m2, sizes="growing"), False),
+            ("64x4096", gathered_inputs(64, 4096), True),
         )
     ),
     *(
         Case(ALL_TO_ALL.name, label, build, bench=bench)
         for label, build, bench in (
-            ("empty 0x8", _exchanged(0, 8), False),
-            ("odd 3x37", _exchanged(3, 37), False),
-            ("transposed 5x24", _exchanged(5, 24, layout="transposed"), False),
-            ("uneven 2x5", _exchanged(2, 5, uneven=True), False),
-            ("uneven from none 0x5", _exchanged(0, 5, uneven=True), False),
-            ("fp8 3x9", _exchanged(3, 9, dtype=torch.float8_e4m3fn), False),
-            ("fp8 uneven 3x9", _exchanged(3, 9, dtype=torch.float8_e4m3fn, uneven=True), False),
-            ("64x4096", _exchanged(64, 4096), True),
+            ("empty 0x8", exchanged_inputs(0, 8), False),
+            ("odd 3x37", exchanged_inputs(3, 37), False),
+            ("transposed 5x24", exchanged_inputs(5, 24, layout="transposed"), False),
+            ("uneven 2x5", exchanged_inputs(2, 5, uneven=True), False),
+            ("uneven from none 0x5", exchanged_inputs(0, 5, uneven=True), False),
+            ("fp8 3x9", exchanged_inputs(3, 9, dtype=torch.float8_e4m3fn), False),
+            ("fp8 uneven 3x9", exchanged_inputs(3, 9, dtype=torch.float8_e4m3fn, uneven=True), False),
+            ("64x4096", exchanged_inputs(64, 4096), True),
         )
     ),
     *(
-        Case(ALL_REDUCE_ADD_RMS_NORM.name, label, build, outputs=_BOTH, tolerance=_SUMS, bench=bench)
+        Case(ALL_REDUCE_ADD_RMS_NORM.name, label, build, outputs=BOTH, tolerance=SUMS, bench=bench)
         for label, build, bench in (
-            ("empty 0x64", _normed(0, 64), False),
-            ("odd 3x37", _normed(3, 37), False),
-            ("3d 2x3x16", _normed(2, 3, 16), False),
-            ("fp32 weight 3x40", _normed(3, 40, wide=True), False),
-            ("transposed 5x24", _normed(5, 24, layout="transposed"), False),
-            ("16x4096", _normed(16, 4096), True),
+            ("empty 0x64", normed_inputs(0, 64), False),
+            ("odd 3x37", normed_inputs(3, 37), False),
+            ("3d 2x3x16", normed_inputs(2, 3, 16), False),
+            ("fp32 weight 3x40", normed_inputs(3, 40, wide=True), False),
+            ("transposed 5x24", normed_inputs(5, 24, layout="transposed"), False),
+            ("16x4096", normed_inputs(16, 4096), True),
         )
     ),
 )

@@ -256,10 +256,9 @@ def _indexer_cases(batches: tuple[IndexerBatch, ...], *, paged: bool, bench: boo
         def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
             return indexer_inputs(batch, generator, device, dtype, paged=paged)
 
-        flops = 2 * batch.num_heads * batch.dim * sum(map(int.__mul__, batch.query_lens, batch.seq_lens))
         op = (INDEXER_SCORES if paged else INDEXER_SCORES_RAGGED).name
         # Scores are float32 whatever the operands. Weights of both signs let the sum over 64 heads be small beside its terms.
-        return Case(op, batch.name, build, tolerance={torch.float32: _SCORES}, bench=bench, flops=lambda _: flops)
+        return Case(op, batch.name, build, tolerance={torch.float32: _SCORES}, bench=bench)
 
     return [case(batch) for batch in batches if paged or not (batch.missing_pages or batch.name.startswith("page_size"))]
 
@@ -270,8 +269,6 @@ def _sparse_cases(batches: tuple[SparseBatch, ...], *, decode: bool, bench: bool
             made = sparse_inputs(batch, generator, device, dtype, decode=decode)
             return {**made, "return_lse": True} if return_lse else made
 
-        pairs = batch.num_reqs * batch.q_len * batch.num_slots
-        flops = 2 * pairs * batch.num_heads * (2 * batch.latent_dim + batch.rope_dim)
         # The LSE has no output argument: those cases are run without given outputs.
         return Case(
             (SPARSE_DECODE if decode else SPARSE_PREFILL).name,
@@ -280,7 +277,6 @@ def _sparse_cases(batches: tuple[SparseBatch, ...], *, decode: bool, bench: bool
             outputs=() if return_lse else ("out",),
             tolerance={torch.float64: _DOUBLE},
             bench=bench,
-            flops=lambda _: flops,
         )
 
     plain = [case(batch, False) for batch in batches]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,8 +12,9 @@ import torch
 
 from tokenspeed_kernel.case import Case
 from tokenspeed_kernel.ops.dsa.contract import TOPK_SLOTS
+from tokenspeed_kernel.ops.random_shapes import random_size
 
-__all__ = ["TOPK_CASES"]
+__all__ = ["TOPK_CASES", "random_choice"]
 
 
 def _random(scores: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -99,6 +101,19 @@ def _case(choice: _Choice, *, bench: bool = False) -> Case:
 
     # The scores are float32 whatever dtype is asked for.
     return Case(TOPK_SLOTS.name, choice.label, build, bench=bench, dtypes=(torch.float32,))
+
+
+def random_choice(rng: random.Random) -> Case:
+    """A case of `topk_slots` with random sizes, values, and pages or none."""
+    num_tokens, num_keys = rng.randint(1, 6), random_size(rng, 300)
+    lengths: tuple[int, ...] = ()
+    if rng.random() < 0.5:  # paged: the rows belong to one request or to two
+        first = rng.randint(0, num_tokens)
+        lengths = (first, num_tokens - first)
+    values = rng.choice((_random, _few_values, _equal, _near, _masked, _special))
+    page_size = rng.choice((1, 3, 4, 64))
+    label, k, missing = f"random {rng.getrandbits(32):08x}", random_size(rng, 320), rng.choice((0, 2))
+    return _case(_Choice(label, num_tokens, num_keys, k, values, lengths, page_size, missing))
 
 
 TOPK_CASES: Final = (

@@ -5,6 +5,7 @@ So a kernel that rounds activations where it is allowed to is held to the same t
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,11 @@ import torch
 from tokenspeed_kernel.case import Case, Tolerance
 from tokenspeed_kernel.ops.gemm.contract import PACK_WEIGHT
 from tokenspeed_kernel.ops.gemm.packed import PackedWeight
+from tokenspeed_kernel.ops.random_shapes import random_size
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import GGUF_BLOCKS
 
-__all__ = ["PACK_CASES"]
+__all__ = ["PACK_CASES", "random_pack"]
 
 _Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
 _RUN = 32  # activations that share a scale
@@ -94,6 +96,19 @@ def _label(name: str, rows: int, columns: int, allowed: bool) -> str:
 
 
 _QUANTIZED = (torch.float32,)  # the weight's format is the case's own
+
+
+def random_pack(rng: random.Random) -> Case:
+    """A case of `pack_weight`: a plain weight, or one of the formats that it keeps."""
+    fmt, rows, allowed = rng.choice(("", *_HALVES, *_GROUPED)), random_size(rng, 70, low=0), rng.random() < 0.5
+    columns = random_size(rng, 130) if not fmt else 256 * rng.randint(1, 3)
+    label = f"random {_label(fmt, rows, columns, allowed and bool(fmt))} {rng.getrandbits(32):08x}"
+    if not fmt:
+        return _case(label, _plain(rows, columns, transposed=rng.random() < 0.5), columns)
+    make = _gguf if fmt in _HALVES else _grouped
+    return _case(label, make(fmt, rows, columns, allowed), columns, _QUANTIZED)
+
+
 PACK_CASES = (
     _case("no features 0x16", _plain(0, 16), 16),
     _case("odd 37x53", _plain(37, 53), 53),

@@ -9,7 +9,7 @@ import torch
 
 from tokenspeed_kernel.case import Case
 from tokenspeed_kernel.ops.gemm.cases_scaled import product_tolerance
-from tokenspeed_kernel.ops.gemm.contract import BMM, GROUPED_MM_CONTIGUOUS, GROUPED_MM_MASKED
+from tokenspeed_kernel.ops.gemm.contract import BMM, GROUPED_MM_CONTIGUOUS, GROUPED_MM_MASKED, SCALED_PAIRS, WEIGHT_FORMATS
 from tokenspeed_kernel.ops.quantization.cases import random_quantized
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import Format
@@ -34,6 +34,9 @@ _FORMATS = (
     ("mxfp8_e4m3@block_32", "mxfp4@block_32"),
     ("nvfp4@block_16", "nvfp4@block_16"),
 )
+_PAIRS = (*((_PLAIN, weight) for weight in WEIGHT_FORMATS), *SCALED_PAIRS)
+# The others differ in the decoding of a tile alone, which the products share: one dtype is enough for them.
+_OTHERS = tuple(pair for pair in _PAIRS if pair not in _FORMATS)
 
 
 def _operand(
@@ -129,6 +132,7 @@ _BMM: tuple[tuple[str, _Build, int, bool], ...] = (
     ("sliced 3x5x24x32", _bmm(3, 5, 24, 32, layout="sliced"), 32, False),
     ("fp32 out 2x4x24x32", _bmm(2, 4, 24, 32, out_dtype=_FP32), 32, False),
     *((f"{x} {weight} 2x3x20x256", _bmm(2, 3, 20, 256, x=x, weight=weight), 256, False) for x, weight in _FORMATS),
+    *((f"{x} {weight} 1x2x9x256", _bmm(1, 2, 9, 256, x=x, weight=weight), 256, False) for x, weight in _OTHERS),
     ("16x64x512x128", _bmm(16, 64, 512, 128), 128, True),
     ("128x1x128x512", _bmm(128, 1, 128, 512), 512, True),
 )
@@ -152,6 +156,10 @@ _CONTIGUOUS: tuple[tuple[str, _Build, int, bool], ...] = (
     *(
         (f"{x} {weight} 9x20x256", _contiguous(9, 20, 256, offsets=(0, 4, 4, 8), x=x, weight=weight), 256, False)
         for x, weight in _FORMATS
+    ),
+    *(
+        (f"{x} {weight} 4x9x256", _contiguous(4, 9, 256, offsets=(0, 1, 4), x=x, weight=weight), 256, False)
+        for x, weight in _OTHERS
     ),
     ("128 experts 8x768x2048", _contiguous(8, 768, 2048, offsets=_even(8, 128)), 2048, True),
     ("128 experts 512x768x2048", _contiguous(512, 768, 2048, offsets=_even(512, 128)), 2048, True),
@@ -178,13 +186,17 @@ _MASKED: tuple[tuple[str, _Build, int, bool], ...] = (
         (f"{x} {weight} 4x20x256", _masked(4, 20, 256, counts=(3, 0, 4), x=x, weight=weight), 256, False)
         for x, weight in _FORMATS
     ),
+    *(
+        (f"{x} {weight} 2x9x256", _masked(2, 9, 256, counts=(1, 2), x=x, weight=weight), 256, False) for x, weight in _OTHERS
+    ),
     ("32 experts of 64x2048x2048", _masked(64, 2048, 2048, counts=tuple(range(1, 65, 2))), 2048, True),
 )
 
 def _case(op: str, label: str, build: _Build, in_features: int, bench: bool) -> Case:
     weight_only = label.startswith(f"{_PLAIN} ")
-    tolerance = product_tolerance(in_features, coarse=label.startswith("fp8_e4m3@"), rounded=weight_only)
-    return Case(op, label, build, tolerance=tolerance, bench=bench)
+    tolerance = product_tolerance(in_features, coarse=label.startswith("fp8_"), rounded=weight_only)
+    once = tuple(label.split()[:2]) in _OTHERS
+    return Case(op, label, build, tolerance=tolerance, bench=bench, dtypes=(torch.bfloat16,) if once else ())
 
 
 STACK_CASES = tuple(

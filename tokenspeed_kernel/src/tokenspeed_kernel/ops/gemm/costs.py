@@ -38,5 +38,6 @@ COSTS: Final = {
     "gemm.bmm": Cost(flops=_bmm_flops),
     "gemm.grouped_mm_contiguous": Cost(flops=_contiguous_flops),
     "gemm.grouped_mm_masked": Cost(flops=_masked_flops),
+    "gemm.pack_weight": Cost(),
 }
 """By op."""

@@ -9,12 +9,14 @@ from typing import Any, Final
 import torch
 
 from tokenspeed_kernel.case import Case, Tolerance
+from tokenspeed_kernel.ops.gemm.cases_pack import random_pack
 from tokenspeed_kernel.ops.gemm.cases_scaled import product_tolerance
 from tokenspeed_kernel.ops.gemm.contract import (
     BMM,
     GROUPED_MM_CONTIGUOUS,
     GROUPED_MM_MASKED,
     MM,
+    PACK_WEIGHT,
     SCALED_PAIRS,
     WEIGHT_FORMATS,
 )
@@ -124,5 +126,6 @@ RANDOM: Final[dict[str, Callable[[random.Random], Case]]] = {
     BMM.name: lambda rng: _stack(rng, BMM.name),
     GROUPED_MM_CONTIGUOUS.name: lambda rng: _stack(rng, GROUPED_MM_CONTIGUOUS.name),
     GROUPED_MM_MASKED.name: lambda rng: _stack(rng, GROUPED_MM_MASKED.name),
+    PACK_WEIGHT.name: random_pack,
 }
 """Makes a case of each op from a random generator."""

@@ -87,12 +87,6 @@ def _build(
 _CACHES: Final = ("k_cache", "v_cache")
 
 
-def _moved_bytes(made: dict[str, Any], result: Any) -> int:
-    """New keys and values are read and written once; nothing else of the pool is touched."""
-    k, cache = made["k"], made["k_cache"]
-    return int(2 * k.numel() * (k.element_size() + cache.element_size()) + 8 * len(made["slot_mapping"]))
-
-
 _FP8: Final = torch.float8_e4m3fn
 
 
@@ -180,13 +174,6 @@ def page_inputs(
     return build
 
 
-def _page_bytes(made: dict[str, Any], result: Any) -> int:
-    """Each page is read and written once; on its way through scratch memory, twice."""
-    pool = made["pool"] if "pool" in made else made["src_pool"]
-    times = 4 if "pool" in made else 2
-    return int(times * len(made["src_pages"]) * pool[0].numel() * pool.element_size())
-
-
 CASES: Final = (
     *(Case(WRITE_KV.name, shape.name, _build(shape), outputs=(), mutated=_CACHES) for shape in SHAPES),
     *(
@@ -202,7 +189,6 @@ CASES: Final = (
             outputs=(),
             mutated=_CACHES,
             bench=True,
-            moved_bytes=_moved_bytes,
         )
         for shape in (Shape("64 tokens 8x128", 64, 512, 16, 8, 128), Shape("4096 tokens 8x128", 4096, 512, 16, 8, 128))
     ),
@@ -228,21 +214,20 @@ CASES: Final = (
     *(
         Case(op, f"4096 tokens 8x128{', scale of each head' if by_head else ''}",
              scaled_inputs(Shape("bench", 4096, 512, 16, 8, 128), by_head=by_head, paged=paged),
-             outputs=outputs, mutated=mutated, bench=True, moved_bytes=moved)
-        for op, paged, outputs, mutated, moved in (
-            (WRITE_SCALED_KV.name, True, (), _CACHES, _moved_bytes),
-            (QUANTIZE_KV.name, False, ("k_out", "v_out"), (), None),
+             outputs=outputs, mutated=mutated, bench=True)
+        for op, paged, outputs, mutated in (
+            (WRITE_SCALED_KV.name, True, (), _CACHES),
+            (QUANTIZE_KV.name, False, ("k_out", "v_out"), ()),
         )
         for by_head in (False, True)
     ),
     *(
-        Case(COPY_PAGES.name, pages.name, page_inputs(pages), outputs=(), mutated=("pool",), bench=pages.bench,
-             moved_bytes=_page_bytes)
+        Case(COPY_PAGES.name, pages.name, page_inputs(pages), outputs=(), mutated=("pool",), bench=pages.bench)
         for pages in (*PAGES, *OVERLAPPING, _PAGES_BENCH)
     ),
     *(
         Case(TRANSFER_PAGES.name, pages.name, page_inputs(pages, transfer=True), outputs=(), mutated=("dst_pool",),
-             bench=pages.bench, moved_bytes=_page_bytes)
+             bench=pages.bench)
         for pages in (*PAGES, *OVERLAPPING, _PAGES_BENCH)
     ),
 )  # fmt: skip

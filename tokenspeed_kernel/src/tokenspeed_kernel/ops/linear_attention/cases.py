@@ -260,8 +260,8 @@ def _half(states: float, outputs: float) -> dict[torch.dtype, Tolerance]:
 def _gdn_tolerance(shape: Shape) -> dict[torch.dtype, Tolerance]:
     scale = shape.key_dim**-0.5 if shape.scale is None else shape.scale
     half = _half(4e-2, scale * (0.024 if shape.l2norm else 0.1))
-    # A chunk with more keys than the key has dimensions solves a system of dependent keys, which widens what bf16 rounds away: 13 of
-    # 34,560 results at key_dim 13 were off by a fifth more than the bound on an H200; with fp16, none.
+    # A chunk with more keys than the key has dimensions solves a system of dependent keys, which widens what bf16 rounds away:
+    # 13 of 34,560 results at key_dim 13 were off by a fifth more than the bound on an H200; with fp16, none.
     factor = 2 if shape.key_dim < 64 else 1
     return {**half, torch.bfloat16: Tolerance(2e-2, factor * half[torch.bfloat16].absolute)}
 

@@ -301,21 +301,6 @@ _Make = Callable[..., dict[str, Any]]
 _Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
 
 
-def _seen(batch: LatentBatch | ExpandedBatch) -> int:
-    """Pairs of query and key that attend."""
-    pairs = 0
-    for queries, keys in zip(batch.query_lens, batch.seq_lens, strict=True):
-        seen = min(queries, keys)
-        pairs += queries * keys - (seen * (seen - 1) // 2 + (queries - seen) * keys if batch.causal else 0)
-    return pairs
-
-
-def _flops(batch: LatentBatch | ExpandedBatch) -> int:
-    if isinstance(batch, LatentBatch):
-        return 2 * _seen(batch) * batch.num_heads * (2 * batch.latent_dim + batch.rope_dim)
-    return 2 * _seen(batch) * batch.num_heads * (batch.head_dim + batch.v_head_dim)
-
-
 def _cases(op: str, batches: tuple[Any, ...], make: _Make, *, bench: bool = False) -> list[Case]:
     def build(batch: Any, return_lse: bool) -> _Build:
         def made(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -323,9 +308,6 @@ def _cases(op: str, batches: tuple[Any, ...], make: _Make, *, bench: bool = Fals
             return {**inputs, "return_lse": True} if return_lse else inputs
 
         return made
-
-    def flops(batch: Any) -> Callable[[dict[str, Any]], int]:
-        return lambda _: _flops(batch)
 
     def case(batch: Any, return_lse: bool) -> Case:
         # The LSE has no output argument: those cases are run without given outputs.
@@ -336,7 +318,6 @@ def _cases(op: str, batches: tuple[Any, ...], make: _Make, *, bench: bool = Fals
             outputs=() if return_lse else ("out",),
             tolerance=_TOLERANCE,
             bench=bench,
-            flops=flops(batch),
         )
 
     plain = [case(batch, False) for batch in batches]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,8 +10,9 @@ import torch
 
 from tokenspeed_kernel.case import Case
 from tokenspeed_kernel.ops.mla.contract import WRITE_MLA_CACHE
+from tokenspeed_kernel.ops.random_shapes import random_size
 
-__all__ = ["WRITE_CASES"]
+__all__ = ["WRITE_CASES", "random_write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,20 @@ def _write_case(shape: _Write, *, bench: bool = False) -> Case:
         return {"latent": latent, "rope": rope, "kv_cache": cache, "slot_mapping": slots.to(device)}
 
     return Case(WRITE_MLA_CACHE.name, shape.label, build, outputs=(), bench=bench, mutated=("kv_cache",))
+
+
+def random_write(rng: random.Random) -> Case:
+    """A case of `write_mla_cache`: any sizes, slots inside and outside of the pool."""
+    num_pages, page_size = rng.randint(0, 9), random_size(rng, 20)
+    capacity = num_pages * page_size
+    slots = rng.sample(range(capacity), rng.randint(0, capacity))
+    for outside in (-1, capacity, capacity + 7, -(2**40), 2**40):
+        if slots and rng.random() < 0.3:
+            slots[rng.randrange(len(slots))] = outside
+    stored = rng.choice((None, None, torch.bfloat16, torch.float32))
+    sizes = (len(slots), num_pages, page_size, random_size(rng, 130), random_size(rng, 70))
+    label = f"random {'x'.join(map(str, sizes))} {rng.getrandbits(32):08x}"
+    return _write_case(_Write(label, *sizes, tuple(slots), stored, rng.random() < 0.3))
 
 
 WRITE_CASES: Final = (

@@ -11,7 +11,7 @@ from tokenspeed_kernel.case import Case, Tolerance
 from tokenspeed_kernel.ops.moe.cases_experts import EXPERT_CASES
 from tokenspeed_kernel.ops.moe.contract import PERMUTE, TOPK_ROUTING, UNPERMUTE
 
-__all__ = ["CASES"]
+__all__ = ["CASES", "SUMS", "pair_ids", "permute_inputs", "unpermute_inputs"]
 
 _Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
 
@@ -107,9 +107,10 @@ def pair_ids(
     return ids.int()
 
 
-def _permute(
+def permute_inputs(
     num_tokens: int, top_k: int, num_experts: int, hidden: int, kind: str = "distinct", layout: str = "", first: int = 0
 ) -> _Build:
+    """Make arguments of `permute`; `kind` as in `pair_ids`, `layout` of rows and ids."""
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         x = torch.randn(num_tokens, hidden, generator=generator).to(device, dtype)
         ids = pair_ids(generator, num_tokens, top_k, num_experts, kind, first).to(device)
@@ -123,24 +124,25 @@ def _permute(
 
 
 _PERMUTE: tuple[tuple[str, _Build, bool], ...] = (
-    ("empty 0 tokens", _permute(0, 2, 4, 8), False),
-    ("one token", _permute(1, 1, 1, 8), False),
-    ("odd 5x7", _permute(5, 3, 7, 7), False),
-    ("an expert without tokens", _permute(2, 2, 11, 16), False),
-    ("all on one expert", _permute(9, 2, 4, 16, "one"), False),
-    ("some -1", _permute(9, 3, 5, 16, "missing"), False),
-    ("nothing here", _permute(4, 2, 3, 16, "none"), False),
-    ("experts of other ranks", _permute(20, 4, 6, 12, "outside", first=6), False),
-    ("repeated ids", _permute(12, 4, 5, 12, "repeated"), False),
-    ("transposed", _permute(6, 2, 5, 24, layout="transposed"), False),
-    ("sliced", _permute(6, 2, 5, 24, layout="sliced"), False),
-    ("several blocks of pairs", _permute(700, 3, 9, 4), False),
-    ("no elements", _permute(3, 2, 5, 0), False),
-    ("4096x2048 top 8 of 128", _permute(4096, 8, 128, 2048), True),
+    ("empty 0 tokens", permute_inputs(0, 2, 4, 8), False),
+    ("one token", permute_inputs(1, 1, 1, 8), False),
+    ("odd 5x7", permute_inputs(5, 3, 7, 7), False),
+    ("an expert without tokens", permute_inputs(2, 2, 11, 16), False),
+    ("all on one expert", permute_inputs(9, 2, 4, 16, "one"), False),
+    ("some -1", permute_inputs(9, 3, 5, 16, "missing"), False),
+    ("nothing here", permute_inputs(4, 2, 3, 16, "none"), False),
+    ("experts of other ranks", permute_inputs(20, 4, 6, 12, "outside", first=6), False),
+    ("repeated ids", permute_inputs(12, 4, 5, 12, "repeated"), False),
+    ("transposed", permute_inputs(6, 2, 5, 24, layout="transposed"), False),
+    ("sliced", permute_inputs(6, 2, 5, 24, layout="sliced"), False),
+    ("several blocks of pairs", permute_inputs(700, 3, 9, 4), False),
+    ("no elements", permute_inputs(3, 2, 5, 0), False),
+    ("4096x2048 top 8 of 128", permute_inputs(4096, 8, 128, 2048), True),
 )
 
 
-def _unpermute(num_tokens: int, top_k: int, hidden: int, kind: str = "all", layout: str = "", addend: bool = False) -> _Build:
+def unpermute_inputs(num_tokens: int, top_k: int, hidden: int, kind: str = "all", layout: str = "", addend: bool = False) -> _Build:
+    """Make arguments of `unpermute`; of kind `missing`, half of the pairs have no row."""
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         pairs = num_tokens * top_k
         rows = torch.randn(pairs, hidden, generator=generator)
@@ -166,24 +168,24 @@ def _unpermute(num_tokens: int, top_k: int, hidden: int, kind: str = "all", layo
 
 
 _UNPERMUTE: tuple[tuple[str, _Build, bool], ...] = (
-    ("empty 0 tokens", _unpermute(0, 2, 8), False),
-    ("one token", _unpermute(1, 1, 8), False),
-    ("odd 5x7", _unpermute(5, 3, 7), False),
-    ("some dropped", _unpermute(9, 3, 16, "missing"), False),
-    ("some dropped, addend", _unpermute(9, 3, 16, "missing", addend=True), False),
-    ("transposed", _unpermute(6, 2, 24, layout="transposed"), False),
-    ("sliced, addend", _unpermute(6, 2, 24, layout="sliced", addend=True), False),
-    ("wide 2x3000", _unpermute(2, 2, 3000), False),
-    ("many tokens", _unpermute(70, 2, 12, addend=True), False),
-    ("4096x2048 top 8", _unpermute(4096, 8, 2048), True),
+    ("empty 0 tokens", unpermute_inputs(0, 2, 8), False),
+    ("one token", unpermute_inputs(1, 1, 8), False),
+    ("odd 5x7", unpermute_inputs(5, 3, 7), False),
+    ("some dropped", unpermute_inputs(9, 3, 16, "missing"), False),
+    ("some dropped, addend", unpermute_inputs(9, 3, 16, "missing", addend=True), False),
+    ("transposed", unpermute_inputs(6, 2, 24, layout="transposed"), False),
+    ("sliced, addend", unpermute_inputs(6, 2, 24, layout="sliced", addend=True), False),
+    ("wide 2x3000", unpermute_inputs(2, 2, 3000), False),
+    ("many tokens", unpermute_inputs(70, 2, 12, addend=True), False),
+    ("4096x2048 top 8", unpermute_inputs(4096, 8, 2048), True),
 )
 # Sums of as many rounded terms as a token has experts.
-_SUMS = {torch.float16: Tolerance(2e-3, 4e-3), torch.bfloat16: Tolerance(1.6e-2, 3e-2)}
+SUMS = {torch.float16: Tolerance(2e-3, 4e-3), torch.bfloat16: Tolerance(1.6e-2, 3e-2)}
 
 CASES = (
     *(Case(TOPK_ROUTING.name, label, build, ("weights_out", "ids_out"), bench=bench) for label, build, bench in _ROUTING),
     *(Case(PERMUTE.name, label, build, (), bench=bench) for label, build, bench in _PERMUTE),
-    *(Case(UNPERMUTE.name, label, build, tolerance=_SUMS, bench=bench) for label, build, bench in _UNPERMUTE),
+    *(Case(UNPERMUTE.name, label, build, tolerance=SUMS, bench=bench) for label, build, bench in _UNPERMUTE),
     *EXPERT_CASES,
 )
 """Every kernel of the family meets these, unless its formats leave one out."""

@@ -10,8 +10,9 @@ import torch
 from tokenspeed_kernel.case import Case, Tolerance
 from tokenspeed_kernel.ops.moe.contract import FUSED_EXPERTS, WEIGHT_FORMATS
 from tokenspeed_kernel.ops.moe.gate import GatedActivation
+from tokenspeed_kernel.ops.quantization.cases import random_quantized
 from tokenspeed_kernel.quantized import QuantizedTensor, data_shape, scale_shape
-from tokenspeed_kernel.signature import Format
+from tokenspeed_kernel.signature import GGUF_BLOCKS, Format
 
 __all__ = ["EXPERT_CASES", "random_experts"]
 
@@ -36,6 +37,8 @@ def random_experts(
     if not fmt:
         return (torch.randn(shape, generator=generator, device=where) * size).to(device, dtype)
     form = Format.parse(fmt)
+    if form.logical in GGUF_BLOCKS:
+        return random_quantized(form, shape, generator, device, magnitude=size)
     stored = data_shape(form, shape)
     scales = scale_shape(form, shape)
     assert scales is not None
@@ -147,6 +150,8 @@ _SHAPES: tuple[tuple[str, _Build], ...] = (
 _FORMATS: tuple[tuple[str, _Build], ...] = (
     *((f"{fmt}, 2 tokens", _experts(2, 3, 2, 128, 128, fmt=fmt, ids="missing")) for fmt in WEIGHT_FORMATS),
     *((f"{fmt}, 17 tokens", _experts(17, 2, 2, 128, 128, fmt=fmt)) for fmt in WEIGHT_FORMATS),
+    # As files for the CPU have them.
+    *((f"{name}@inline, 5 tokens", _experts(5, 2, 2, 256, 256, fmt=f"{name}@inline")) for name in GGUF_BLOCKS),
     *(
         (f"{fmt}, odd blocks, {tokens} tokens", _experts(tokens, 2, 2, 136, 72, fmt=fmt))
         for fmt in ("fp8_e4m3@block_128x128", "fp8_e5m2@channel", "int4@channel")

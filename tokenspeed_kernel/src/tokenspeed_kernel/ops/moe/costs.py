@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from tokenspeed_kernel.case import Cost
-from tokenspeed_kernel.ops.moe.contract import FUSED_EXPERTS
+from tokenspeed_kernel.ops.moe.contract import FUSED_EXPERTS, PERMUTE, TOPK_ROUTING, UNPERMUTE
 
 __all__ = ["COSTS"]
 
@@ -37,5 +37,9 @@ def _flops(inputs: dict[str, Any]) -> int:
     return int(2 * _local_ids(inputs).numel() * products)
 
 
-COSTS: Final = {FUSED_EXPERTS.name: Cost(_moved_bytes, _flops)}
+COSTS: Final = {
+    FUSED_EXPERTS.name: Cost(_moved_bytes, _flops),
+    # These move each row once, and bandwidth alone is the limit.
+    **{op.name: Cost() for op in (PERMUTE, TOPK_ROUTING, UNPERMUTE)},
+}
 """By op."""

@@ -9,9 +9,9 @@ from typing import Any, Final
 import torch
 
 from tokenspeed_kernel.case import Case, Tolerance
-from tokenspeed_kernel.ops.moe.cases import pair_ids
+from tokenspeed_kernel.ops.moe.cases import SUMS, pair_ids, permute_inputs, unpermute_inputs
 from tokenspeed_kernel.ops.moe.cases_experts import CLAMPED, random_experts
-from tokenspeed_kernel.ops.moe.contract import FUSED_EXPERTS, TOPK_ROUTING, WEIGHT_FORMATS
+from tokenspeed_kernel.ops.moe.contract import FUSED_EXPERTS, PERMUTE, TOPK_ROUTING, UNPERMUTE, WEIGHT_FORMATS
 from tokenspeed_kernel.ops.random_shapes import random_layout, random_size
 
 __all__ = ["RANDOM"]
@@ -70,5 +70,27 @@ def _routing(rng: random.Random) -> Case:
     return Case(TOPK_ROUTING.name, label, build, ("weights_out", "ids_out"))
 
 
-RANDOM: Final[dict[str, Callable[[random.Random], Case]]] = {FUSED_EXPERTS.name: _experts, TOPK_ROUTING.name: _routing}
+def _permute(rng: random.Random) -> Case:
+    num_experts, num_tokens, hidden = rng.randint(1, 12), random_size(rng, 70, low=0), random_size(rng, 70)
+    top_k = rng.randint(1, num_experts)
+    kind = rng.choice(("distinct", "one", "missing", "outside", "repeated", "none"))
+    layout, first = rng.choice(("", "transposed", "sliced")), 5 if kind == "outside" else 0
+    label = f"random {num_tokens}x{hidden} top {top_k} of {num_experts} {kind} {layout} {rng.getrandbits(32):08x}"
+    return Case(PERMUTE.name, label, permute_inputs(num_tokens, top_k, num_experts, hidden, kind, layout, first), ())
+
+
+def _unpermute(rng: random.Random) -> Case:
+    num_tokens, top_k, hidden = random_size(rng, 40), rng.randint(1, 8), random_size(rng, 200)
+    kind, layout, addend = rng.choice(("all", "missing")), rng.choice(("", "transposed", "sliced")), rng.random() < 0.4
+    label = f"random {num_tokens}x{hidden} top {top_k} {kind} {layout} {rng.getrandbits(32):08x}"
+    build = unpermute_inputs(num_tokens, top_k, hidden, kind, layout, addend)
+    return Case(UNPERMUTE.name, label, build, tolerance=SUMS)
+
+
+RANDOM: Final[dict[str, Callable[[random.Random], Case]]] = {
+    FUSED_EXPERTS.name: _experts,
+    TOPK_ROUTING.name: _routing,
+    PERMUTE.name: _permute,
+    UNPERMUTE.name: _unpermute,
+}
 """Makes a case of each op from a random generator."""

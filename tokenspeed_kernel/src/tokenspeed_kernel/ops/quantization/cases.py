@@ -29,7 +29,13 @@ _HALVES: dict[str, dict[int, float]] = {
 
 
 def random_quantized(
-    fmt: Format, shape: tuple[int, ...], generator: torch.Generator, device: torch.device, *, every_code: bool = False
+    fmt: Format,
+    shape: tuple[int, ...],
+    generator: torch.Generator,
+    device: torch.device,
+    *,
+    every_code: bool = False,
+    magnitude: float = 1.0,
 ) -> QuantizedTensor:
     """Return random values with a standard deviation of about 1 in a scaled format, with scales that differ from block to block.
 
@@ -39,12 +45,13 @@ def random_quantized(
         generator: CPU generator; the same state gives the same values.
         device: where to.
         every_code: all bit patterns of the values, also NaN and infinity of fp8.
+        magnitude: standard deviation of a GGUF format's values instead of 1.
     """
     data = torch.randint(0, 256, data_shape(fmt, shape), generator=generator, dtype=torch.uint8)
     if fmt.storage is not torch.uint8 and not every_code:
         data = torch.randn(data.shape, generator=generator).to(fmt.storage)
     if fmt.logical in GGUF_BLOCKS:
-        _put_halves(fmt.logical, data, generator)
+        _put_halves(fmt.logical, data, generator, magnitude)
     scales = scale_shape(fmt, shape)
     scale = zero_point = None
     if scales is not None:
@@ -70,11 +77,11 @@ def random_quantized(
     )
 
 
-def _put_halves(logical: str, data: torch.Tensor, generator: torch.Generator) -> None:
+def _put_halves(logical: str, data: torch.Tensor, generator: torch.Generator, magnitude: float) -> None:
     num_bytes = GGUF_BLOCKS[logical][1]
     blocks = data.view(*data.shape[:-1], data.shape[-1] // num_bytes, num_bytes)
     for place, size in _HALVES[logical].items():
-        halves = (torch.rand((*blocks.shape[:-1], 1), generator=generator) + 0.5) * size
+        halves = (torch.rand((*blocks.shape[:-1], 1), generator=generator) + 0.5) * (size * magnitude)
         blocks[..., place : place + 2] = halves.half().view(torch.uint8)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tokenspeed_kernel.case import Case
 
-__all__ = ["CASES"]
+__all__ = ["CASES", "bias_inputs", "log_probs_inputs", "penalties_inputs", "uniform_inputs", "verify_inputs"]
 
 _Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
 
@@ -84,7 +84,7 @@ def _probs(rows: int, size: int, layout: str) -> _Build:
     return build
 
 
-def _verify(rows: int, drafts: int, size: int, layout: str, *, probs: bool) -> _Build:
+def verify_inputs(rows: int, drafts: int, size: int, layout: str, *, probs: bool) -> _Build:
     """Drafts that the target often gives, so that chains end at every place; some rows have fewer, or none."""
 
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -106,7 +106,8 @@ def _verify(rows: int, drafts: int, size: int, layout: str, *, probs: bool) -> _
     return build
 
 
-def _log_probs(rows: int, size: int, layout: str) -> _Build:
+def log_probs_inputs(rows: int, size: int, layout: str) -> _Build:
+    """Make arguments of `log_probs`; some ids lie outside of the vocabulary."""
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         logits = _logits(generator, device, dtype, rows, size, layout)
         ids = torch.randint(-1, size + 1, (rows,), generator=generator, dtype=torch.int32).to(device)
@@ -115,7 +116,8 @@ def _log_probs(rows: int, size: int, layout: str) -> _Build:
     return build
 
 
-def _uniform(rows: int, stream: int) -> _Build:
+def uniform_inputs(rows: int, stream: int) -> _Build:
+    """Make arguments of `philox_uniform`."""
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         seeds = torch.randint(-(2**63), 2**63 - 1, (2 * rows,), generator=generator)
         counters = torch.randint(0, 2**40, (rows,), generator=generator)
@@ -138,7 +140,8 @@ def _lists(generator: torch.Generator, device: torch.device, rows: int, size: in
     }
 
 
-def _penalties(rows: int, size: int, layout: str, *, pending: bool) -> _Build:
+def penalties_inputs(rows: int, size: int, layout: str, *, pending: bool) -> _Build:
+    """Make arguments of `apply_penalties`."""
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         def vector(low: float, high: float) -> Tensor:
             return (torch.rand(rows, generator=generator) * (high - low) + low).to(device)
@@ -162,7 +165,8 @@ def _penalties(rows: int, size: int, layout: str, *, pending: bool) -> _Build:
     return build
 
 
-def _bias(rows: int, size: int, layout: str) -> _Build:
+def bias_inputs(rows: int, size: int, layout: str) -> _Build:
+    """Make arguments of `apply_logit_bias`."""
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         logits = _logits(generator, device, dtype, rows, size, layout)
         lists = _lists(generator, device, rows, size)
@@ -195,13 +199,13 @@ CASES = (
             ("argmax", _argmax, ("out",)),
             ("sample", _sample, ("out",)),
             ("sampling_probs", _probs, ("out",)),
-            ("log_probs", _log_probs, ()),
-            ("apply_logit_bias", _bias, ("out",)),
+            ("log_probs", log_probs_inputs, ()),
+            ("apply_logit_bias", bias_inputs, ("out",)),
         )
         for label, rows, size, layout, bench in _SHAPES
     ),
     *(
-        Case("sampling.apply_penalties", f"{label}{suffix}", _penalties(rows, size, layout, pending=bool(suffix)), bench=bench)
+        Case("sampling.apply_penalties", label + suffix, penalties_inputs(rows, size, layout, pending=bool(suffix)), bench=bench)
         for label, rows, size, layout, bench in _SHAPES
         for suffix in ("", ", pending")
     ),
@@ -209,7 +213,7 @@ CASES = (
         Case(
             "sampling.verify_chain",
             f"{label} K={drafts}{', draft_probs' if probs else ''}",
-            _verify(rows, drafts, size, layout, probs=probs),
+            verify_inputs(rows, drafts, size, layout, probs=probs),
             outputs=("out", "num_tokens_out"),
             bench=bench,
         )
@@ -228,7 +232,7 @@ CASES = (
         for probs in (False, True)
     ),
     *(
-        Case("sampling.philox_uniform", f"{rows} rows, stream {stream}", _uniform(rows, stream))
+        Case("sampling.philox_uniform", f"{rows} rows, stream {stream}", uniform_inputs(rows, stream))
         for rows, stream in ((0, 0), (1, 0), (300, 7), (5, 2**32 - 1))
     ),
 )

@@ -420,6 +420,21 @@ def test_the_head_of_the_queue_is_not_overtaken() -> None:
     assert order == [1, 2, 3]
 
 
+def test_a_cheaper_prompt_does_not_overtake_one_whose_context_is_too_dear_for_the_rest_of_a_step() -> None:
+    scheduler = make(num_pages=16, page_size=2, max_num_seqs=3, max_model_len=16, max_step_cost=6, context_cost_scale=1)
+    device = Device(scheduler)
+    shared = prompt(4, seed=1)
+    scheduler.submit(1, shared, 1, NO_STOP)
+    scheduler.submit(2, shared[:3], 1, NO_STOP)  # two of its tokens are cached by then: the third costs 1 + 2
+    scheduler.submit(3, prompt(1, seed=3), 1, NO_STOP)  # costs 1
+    plans = []
+    while scheduler.has_work():
+        plan = device.step()
+        plans += [plan.request_ids.tolist()] if plan else []
+    # The first chunk of 1 costs 1 + 2 + 3, its second 4, which leaves 2.
+    assert plans == [[1], [1], [2, 3]]
+
+
 def scheduled(plan: Plan) -> list[int]:
     return plan.request_ids.tolist() if plan else []
 

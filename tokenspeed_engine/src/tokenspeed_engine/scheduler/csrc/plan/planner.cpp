@@ -172,6 +172,10 @@ void Scheduler::plan_chunk(StepBuffers& out, Request& request, std::int32_t num_
   if (config_.chunk_size > 0) num_tokens = std::min(num_tokens, config_.chunk_size);
   const bool is_first = out.num_requests == out.num_decodes;  // it gets on, whatever it costs
   num_tokens = std::max(affordable(request.num_planned, num_tokens), is_first ? 1 : 0);
+  if (num_tokens == 0) {  // what is left of the cost is left: a prompt behind, whose tokens cost less, must not overtake
+    prefill_cost_left_ = 0;
+    return;
+  }
   num_tokens = grow_for_prefill(request, num_tokens);
   if (num_tokens == 0) return;
   prefill_cost_left_ -= cost_of(request.num_planned, num_tokens);

@@ -37,7 +37,8 @@ def compile_stream(
     constants: dict[str, Any] = {
         "REQS": 1 if num_reqs == 1 else 64, "KV_HEADS": num_kv_heads, "GROUP": num_heads // num_kv_heads, "HEAD_DIM": head_dim,
         "PAGE_SIZE": page_size, "HEADS": plan.heads, "CHUNKS": plan.chunks, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n,
-        "ROWS": plan.rows, "PARTS": plan.parts, **{name: name in options for name in ("WINDOW", "CAP", "SINKS", "LSE")},
+        "ROWS": plan.rows, "PARTS": plan.parts, "WIDE": False, "CHAINED": True,
+        **{name: name in options for name in ("WINDOW", "CAP", "SINKS", "LSE")},
     }  # fmt: skip
     signature, values, attributes = {}, {}, {}
     for place, name in enumerate(decode_stream_kernel.arg_names):
@@ -59,7 +60,7 @@ def compile_stream(
     assert found, printed
     text = kernel.asm["ptx"]
     return {
-        "resident": plan.programs // PROCESSORS,
+        "resident": -(-plan.programs // PROCESSORS),
         "threads": 32 * plan.num_warps,
         "registers": int(found[1]),
         "stack": int(found[2]),
@@ -83,6 +84,7 @@ def _count_beside(text: str, product: str, pattern: str) -> int:
 FORMS = {
     "b1 32/8 d128 page 64": (1, 32, 8, 128, 64, ()),
     "b64 32/8 d128 page 16": (64, 32, 8, 128, 16, ()),
+    "b128 32/8 d128 page 64": (128, 32, 8, 128, 64, ()),
     "b64 64/8 d64 page 64 with sinks, window, LSE": (64, 64, 8, 64, 64, ("WINDOW", "SINKS", "LSE")),
     "b1 64/8 d64 page 16 with cap": (1, 64, 8, 64, 16, ("CAP",)),
     "b16 9/3 d64 page 16": (16, 9, 3, 64, 16, ()),

@@ -21,7 +21,7 @@ def test_machine_code(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     forms = json.loads(done.stdout.splitlines()[-1])
-    assert len(forms) == 5
+    assert len(forms) == 6
     for name, used in forms.items():
         # Where parts are merged some registers may spill, in the loop over tiles none.
         assert used["spills_in_loop"] == 0, (name, used)

@@ -34,18 +34,21 @@ BATCHES = (
     Batch("missing_pages", (1,) * 3, (90, 33, 40), page_size=16, missing_pages=((0, 0), (0, 3), (1, 2), (2, 0), (2, 1), (2, 2))),
 )
 # As engines have them, with requests longer than one program's share.
-DEVICE_BATCHES = tuple(
-    Batch(
-        f"{heads}_{kv_heads}_d{dim}_page{page}{'_sinks_window' if window else ''}",
-        (1,) * 9,
-        (4096, 0, 1, 17, 1000, 63, 64, 2049, 16000),
-        *(heads, kv_heads, dim, page),
-        sinks=window is not None,
-        sliding_window=window,
-        missing_pages=((4, 3),),
-    )
-    for heads, kv_heads, dim, window in ((32, 8, 128, None), (64, 8, 64, 128), (64, 8, 64, None), (9, 3, 64, None))
-    for page in (16, 64)
+DEVICE_BATCHES = (
+    *(
+        Batch(
+            f"{heads}_{kv_heads}_d{dim}_page{page}{'_sinks_window' if window else ''}",
+            (1,) * 9,
+            (4096, 0, 1, 17, 1000, 63, 64, 2049, 16000),
+            *(heads, kv_heads, dim, page),
+            sinks=window is not None,
+            sliding_window=window,
+            missing_pages=((4, 3),),
+        )
+        for heads, kv_heads, dim, window in ((32, 8, 128, None), (64, 8, 64, 128), (64, 8, 64, None), (9, 3, 64, None))
+        for page in (16, 64)
+    ),
+    Batch("cap", (1,) * 3, (3000, 0, 70), 32, 8, 128, 64, logit_cap=5.0),
 )
 
 
@@ -98,6 +101,13 @@ def test_every_way_to_share(programs: int, heads: int, min_tiles: int, monkeypat
         changed = {**inputs, **changes}
         want = reference.mha_decode(**changed, return_lse=True)
         _compare(decode.mha_decode(**changed, return_lse=True), want, 1e-5)
+
+
+@interpreted
+def test_more_tiles_than_32_bits_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "_WIDE_FROM", 0)
+    inputs = cases.decode_inputs(Batch("wide", (1,) * 3, (300, 0, 97), page_size=16))
+    _compare(decode.mha_decode(**inputs, return_lse=True), reference.mha_decode(**inputs, return_lse=True), 1e-5)
 
 
 @interpreted
@@ -172,6 +182,27 @@ def test_on_gpu(batch: Batch, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_one_key_that_dominates_among_65536(page_size: int) -> None:
+    """At the first, the last, and at borders of pages, tiles and shares: the result is its value."""
+    _needs_hopper()
+    inputs = cases.decode_inputs(Batch("long", (1,), (65536,), 32, 8, 128, page_size), dtype=torch.bfloat16, device="cuda")
+    plan = planner.plan_stream(1, 32, 8, 128, torch.cuda.get_device_properties(0).multi_processor_count)
+    borders = {one.first_tile * plan.tile for one in planner.shares(plan, [65536], max_keys=65536) if one.block == 0}
+    inputs["q"].fill_(1.0)
+    for place in sorted({0, 1, page_size - 1, page_size, 65535, *borders, *(border - 1 for border in borders if border)}):
+        page = int(inputs["page_table"][0, place // page_size])
+        key = inputs["k_cache"][page, place % page_size]
+        before = key.clone()
+        key.fill_(4.0)
+        out, lse = attention.mha_decode(**inputs, return_lse=True, solution="hopper")
+        key.copy_(before)
+        value = inputs["v_cache"][page, place % page_size].repeat_interleave(4, dim=0)
+        torch.testing.assert_close(out[0], value, atol=1e-2, rtol=1.6e-2, msg=lambda text, place=place: f"key {place}: {text}")
+        torch.testing.assert_close(lse, torch.full_like(lse, 4.0 * 128**0.5), atol=1e-3, rtol=0)
+
+
+@pytest.mark.gpu
 def test_captured_graph_takes_other_lengths() -> None:
     _needs_hopper()
     batch = Batch("graph", (1,) * 4, (9000, 70, 0, 33), 32, 8, 128, 64)
@@ -180,10 +211,10 @@ def test_captured_graph_takes_other_lengths() -> None:
     out = torch.full_like(inputs["q"], math.nan)
     attention.mha_decode(**inputs, out=out, plan=made, solution="hopper")
     graph = torch.cuda.CUDAGraph()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
     with torch.cuda.graph(graph):
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]  # the graph itself allocates, too
         attention.mha_decode(**inputs, out=out, plan=made, solution="hopper")
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before, "a captured call allocates nothing"
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before, "a captured call allocates nothing"
     for lengths in ([100, 70, 0, 33], [9000, 1, 64, 0], [0, 0, 0, 0], [8999, 70, 64, 33]):
         inputs["q"].copy_(torch.randn_like(inputs["q"]))
         inputs["seq_lens"].copy_(torch.tensor([min(a, b) for a, b in zip(lengths, (9000, 70, 0, 33), strict=True)]))

@@ -14,6 +14,8 @@ __all__ = ["mha_decode"]
 
 _LOG2E = 1.4426950408889634
 _INTERPRETED_PROCESSORS = 4
+_WIDE_FROM = 2**31
+"""Products of tiles and programs from here on take 64-bit division on the device, which is slow."""
 
 
 def mha_decode(
@@ -50,6 +52,9 @@ def mha_decode(
         key = ("hopper_mha_decode", stream, num_reqs, head_dim)
         parts, stats, arrivals = plan.prepared(key, lambda: _work_space(stream, num_reqs, head_dim, q.device))
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    # The most tiles that lengths up to the page table's make.
+    most_tiles = num_reqs * stream.blocks * (page_table.shape[1] * page_size // stream.tile + 2)
+    chained = q.device.type == "cuda"
     decode_stream_kernel[(stream.programs,)](
         q, k_cache, v_cache, out, lse, q if sinks is None else sinks, page_table, seq_lens.contiguous(), parts, stats, arrivals,
         num_reqs, num_pages, page_table.shape[1], float(scale) if logit_cap else float(scale) * _LOG2E, float(logit_cap or 0),
@@ -58,6 +63,7 @@ def mha_decode(
         REQS=_bucket(num_reqs), KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, PAGE_SIZE=page_size,
         HEADS=stream.heads, CHUNKS=stream.chunks, BLOCK_M=stream.block_m, BLOCK_N=stream.block_n, ROWS=stream.rows,
         PARTS=stream.parts, WINDOW=sliding_window is not None, CAP=logit_cap is not None, SINKS=sinks is not None, LSE=return_lse,
+        WIDE=most_tiles * stream.programs >= _WIDE_FROM, CHAINED=chained, launch_pdl=chained,
         num_warps=stream.num_warps, num_stages=stream.num_stages,
     )  # fmt: skip
     return (out, lse) if return_lse else out
@@ -81,10 +87,10 @@ def _work_space(
 
 
 def _bucket(num_reqs: int) -> int:
-    """Sizes for which a kernel is compiled: 1, and powers of 8 up from there."""
+    """Sizes for which a kernel is compiled: powers of 4."""
     size = 1
     while size < num_reqs:
-        size *= 8
+        size *= 4
     return size
 
 

@@ -20,8 +20,18 @@ _BLOCK_M = 16
 """Rows of one matrix instruction; a group of fewer query heads leaves the others empty."""
 _BLOCK_N = 16
 """Keys of one lane: the depth of one matrix instruction, and no more than lie in a page."""
-_MERGED_ELEMENTS = 4096
-"""Elements of all parts that are merged at a time, at least one part: with more, registers spill (Triton 3.6)."""
+# Tuned on an H200: perf/baselines/h200/hopper.gqa_decode.txt.
+_NUM_WARPS = 4
+_FEW_REQUESTS = 8
+_MIN_TILES = 1
+_STAGES = {64: 4, 128: 3}
+"""By the largest head_dim; one less is the number of tiles, of 16 and 32 KB, that a program keeps."""
+_LEAST_USE = 0.8
+"""Part of the places for programs that must be taken when their number is rounded."""
+_MERGED_REGISTERS = 64
+"""Registers of a thread that take parts while they are merged."""
+_MOST_PARTS = 16
+"""Parts that are merged at a time, at most: the loop over them is unrolled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +106,31 @@ def plan_stream(num_reqs: int, num_heads: int, num_kv_heads: int, head_dim: int,
     Returns:
         The plan, a function of the arguments alone.
     """
-    # A part holds all heads of a tile: few requests, which are cut into many parts to be merged, take few heads at a time.
-    wanted = 8 if 8 * num_reqs >= num_processors else 1
+    # A part holds all heads of a tile: few requests, which are cut into many parts to be merged, take one head at a time. Of many
+    # requests, heads that lie side by side are read together.
+    wanted = 1 if num_reqs < _FEW_REQUESTS else _NUM_WARPS
     heads = 1
     while heads < wanted and num_kv_heads % (2 * heads) == 0:
         heads *= 2
-    return stream_plan(num_heads, num_kv_heads, head_dim, num_processors, heads=heads, num_warps=8, num_stages=4, min_tiles=1)
+    items = num_reqs * (num_kv_heads // heads) * -(-num_heads // num_kv_heads // _BLOCK_M)
+    # One program on a multiprocessor where that keeps enough bytes in flight: its items are merged from fewer parts.
+    alone = items <= num_processors and (head_dim > 64 or num_reqs < _FEW_REQUESTS)
+    slots = num_processors if alone else 2 * num_processors
+    # Where requests are equally long and programs a multiple of items, or items of programs, no program has the end of one item and
+    # the beginning of another, and programs of neighbouring heads read neighbouring memory at the same time.
+    programs = slots // items * items if items <= slots else items // -(-items // slots)
+    if programs < _LEAST_USE * slots:
+        programs = slots
+    return stream_plan(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        programs,
+        heads=heads,
+        num_warps=_NUM_WARPS,
+        num_stages=_STAGES[64 if head_dim <= 64 else 128],
+        min_tiles=_MIN_TILES,
+    )
 
 
 def stream_plan(
@@ -118,7 +147,7 @@ def stream_plan(
     """Complete a plan of the given tile shape."""
     group = num_heads // num_kv_heads
     rows = min(_BLOCK_M, 1 << max(0, group - 1).bit_length())
-    parts = max(1, _MERGED_ELEMENTS // (heads * rows * head_dim))
+    parts = min(_MOST_PARTS, max(1, _MERGED_REGISTERS * 32 * num_warps // (heads * rows * head_dim)))
     return StreamPlan(
         programs=programs,
         heads=heads,

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = ["decode_stream_kernel"]
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
-_NO_TILE = tl.constexpr(2**30)
 
 
 @triton.jit
@@ -29,10 +29,19 @@ def _exp_base(top):
 
 
 @triton.jit
+def _item_tiles(length, max_keys, window, TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """Tiles of each item of a request, as in `planner.item_tiles`."""
+    tiles = tl.cdiv(tl.minimum(length, max_keys), TILE)
+    if WINDOW:
+        tiles -= tl.maximum(0, length - window) // TILE
+    return tl.maximum(tiles, 1)
+
+
+@triton.jit
 def _attend_tile(
     q, top, total, acc, page, start, chunk, k_ptr, v_ptr, first_key, last_key, num_pages,
     k_page, k_token, v_page, v_token, scale, cap,
-    PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, CAP: tl.constexpr, CHUNKS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Add one tile to each lane's softmax. k_ptr and v_ptr point at the lane's head, page is the lane's."""
     first = start + chunk * BLOCK_N
@@ -65,19 +74,19 @@ def _store_rows(
     acc, top, total, head, live, request, out_ptr, lse_ptr, sinks_ptr, out_token, out_head, num_heads,
     HEAD_DIM: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
-    """Divide rows [R, D] by their denominators and write them. A row without any term gives 0 and -inf."""
+    """Divide rows [R, D] by their denominators [R, 1] and write them. A row without any term gives 0 and -inf."""
     if SINKS:
         sink = tl.load(sinks_ptr + head, mask=live, other=float("-inf")).to(tl.float32) * _LOG2E
         new_top = tl.maximum(top, sink)
         base = _exp_base(new_top)
         shrink = tl.exp2(top - base)
         total = total * shrink + tl.exp2(sink - base)
-        acc = acc * shrink[:, None]
+        acc = acc * shrink
         top = new_top
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
-    rows = out_ptr + request * out_token + head[:, None] * out_head + tl.arange(0, HEAD_DIM)[None, :]
-    tl.store(rows, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=live[:, None])
+    rows = out_ptr + request * out_token + head * out_head + tl.arange(0, HEAD_DIM)[None, :]
+    tl.store(rows, (acc / total).to(out_ptr.dtype.element_ty), mask=live)
     if LSE:
         lse = tl.where(empty, float("-inf"), (top + tl.log2(total)) * _LN2)
         tl.store(lse_ptr + request * num_heads + head, lse, mask=live)
@@ -91,24 +100,28 @@ def decode_stream_kernel(
     REQS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     HEADS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
     PARTS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
+    WIDE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     LANES: tl.constexpr = HEADS * CHUNKS
     TILE: tl.constexpr = CHUNKS * BLOCK_N
     ROW_BLOCKS: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     BLOCKS: tl.constexpr = KV_HEADS // HEADS * ROW_BLOCKS
     KEPT: tl.constexpr = BLOCK_M if GROUP > BLOCK_M // 2 else BLOCK_M // 2  # rows of a lane after its last tile
-    program = tl.program_id(0)
+    if CHAINED:
+        # The programs of a launch start while the last of the one before it end, and wait here until its results are in memory.
+        gdc_wait()
+        gdc_launch_dependents()
     # This program's tiles. Every request has at least one, so that one without keys gets its result too.
     reqs = tl.arange(0, REQS)
     lengths = tl.load(lengths_ptr + reqs, mask=reqs < num_reqs, other=0)
-    lasts = tl.minimum(lengths, max_pages * PAGE_SIZE)
-    tiles = tl.cdiv(lasts, TILE)
-    if WINDOW:
-        tiles -= tl.maximum(0, lengths - window) // TILE
-    tiles = tl.where(reqs < num_reqs, tl.maximum(tiles, 1), 0)
+    tiles = tl.where(reqs < num_reqs, _item_tiles(lengths, max_pages * PAGE_SIZE, window, TILE, WINDOW), 0)
     ends = tl.cumsum(tiles, 0)
-    num_tiles = tl.sum(tiles, 0).to(tl.int64) * BLOCKS
+    num_tiles = tl.sum(tiles, 0) * BLOCKS
+    # 64-bit division takes long before the first key is asked for.
+    program = tl.program_id(0)
     programs = tl.maximum(1, tl.minimum(tl.num_programs(0), num_tiles // min_tiles))
+    if WIDE:
+        num_tiles, program = num_tiles.to(tl.int64), program.to(tl.int64)
     begin = (program * num_tiles // programs).to(tl.int32)
     end = tl.where(program < programs, ((program + 1) * num_tiles // programs).to(tl.int32), begin)
     lane = tl.arange(0, LANES)
@@ -116,16 +129,16 @@ def decode_stream_kernel(
     dims = tl.arange(0, HEAD_DIM)
     at = begin
     while at < end:
-        # The item that tile `at` is of, and the run of its tiles that is this program's.
-        before = ends * BLOCKS <= at
-        request = tl.sum(before.to(tl.int32), 0)
-        request_tile = tl.max(tl.where(before, ends, 0), 0)
-        item_tiles = tl.min(tl.where(before, _NO_TILE, ends), 0) - request_tile
-        inside = at - request_tile * BLOCKS
+        # The item that tile `at` is of, and the run of its tiles that is this program's. One sum tells how many requests lie before
+        # it (in the upper half) and how many tiles they have.
+        before = tl.sum(tl.where(ends * BLOCKS <= at, tiles.to(tl.int64) + 2**32, 0), 0)
+        request = (before >> 32).to(tl.int32)
+        length = tl.load(lengths_ptr + request)
+        item_tiles = _item_tiles(length, max_pages * PAGE_SIZE, window, TILE, WINDOW)
+        inside = at - before.to(tl.int32) * BLOCKS
         block = inside // item_tiles
         tile = inside % item_tiles
         count = tl.minimum(item_tiles - tile, end - at)
-        length = tl.load(lengths_ptr + request)
         first_key, last_key = 0, tl.minimum(length, max_pages * PAGE_SIZE)
         if WINDOW:
             first_key = tl.maximum(0, length - window)
@@ -144,8 +157,8 @@ def decode_stream_kernel(
         row_pages = pages_ptr + request * pages_row
         start = (first_key // TILE + tile) * TILE
         stop = start + count * TILE
-        if CHUNKS == 1:
-            where = start + 0
+        if PAGE_SIZE % TILE == 0:
+            where = start + 0  # the tile lies in one page: its address is a scalar
         else:
             where = start + chunk * BLOCK_N
         page = tl.load(row_pages + where // PAGE_SIZE, mask=where < last_key, other=-1)
@@ -155,7 +168,7 @@ def decode_stream_kernel(
             next_page = tl.load(row_pages + where // PAGE_SIZE, mask=where < last_key, other=-1)
             top, total, acc = _attend_tile(
                 q, top, total, acc, page, key, chunk, k_head_ptr, v_head_ptr, first_key, last_key, num_pages,
-                k_page, k_token, v_page, v_token, scale, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, CAP, CHUNKS,
+                k_page, k_token, v_page, v_token, scale, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, CAP,
             )  # fmt: skip
             page = next_page
         if KEPT < BLOCK_M:  # the upper half of the rows is empty
@@ -171,9 +184,9 @@ def decode_stream_kernel(
             acc = tl.sum(tl.reshape(weighted, [CHUNKS, HEADS, KEPT, HEAD_DIM]), 0)
             top = head_top
         acc = tl.reshape(acc, [HEADS * KEPT, HEAD_DIM])
-        top = tl.reshape(top, [HEADS * KEPT])
-        total = tl.reshape(total, [HEADS * KEPT])
-        flat = tl.arange(0, HEADS * KEPT)
+        top = tl.reshape(top, [HEADS * KEPT, 1])
+        total = tl.reshape(total, [HEADS * KEPT, 1])
+        flat = tl.arange(0, HEADS * KEPT)[:, None]
         in_head = row_first + flat % KEPT
         if count == item_tiles:
             _store_rows(
@@ -182,13 +195,15 @@ def decode_stream_kernel(
             )  # fmt: skip
         else:
             # A program shares at most the first and the last of its items with others: two places are enough.
-            place = 2 * program + tl.where(at == begin, 0, 1)
+            place = 2 * tl.program_id(0) + tl.where(at == begin, 0, 1)
             to = place * (HEADS * ROWS) + flat // KEPT * ROWS + flat % KEPT
             kept = (flat % KEPT < ROWS) & (in_head < GROUP)
-            tl.store(parts_ptr + to[:, None] * HEAD_DIM + dims[None, :], acc, mask=kept[:, None])
+            tl.store(parts_ptr + to * HEAD_DIM + dims[None, :], acc, mask=kept)
             tl.store(stats_ptr + to * 2, top, mask=kept)
             tl.store(stats_ptr + to * 2 + 1, total, mask=kept)
-            item_tile = (at - tile).to(tl.int64)
+            item_tile = at - tile
+            if WIDE:
+                item_tile = item_tile.to(tl.int64)
             first_program = (((item_tile + 1) * programs - 1) // num_tiles).to(tl.int32)
             last_program = (((item_tile + item_tiles) * programs - 1) // num_tiles).to(tl.int32)
             arrivals = arrivals_ptr + request * BLOCKS + block
@@ -214,30 +229,32 @@ def _merge_parts(
 ):  # fmt: skip
     """Merge what programs [first_program, last_program] left of one item; of the first it may be the second place."""
     SIZE: tl.constexpr = HEADS * ROWS
-    flat = tl.arange(0, SIZE)
+    flat = tl.arange(0, SIZE)[:, None]
     in_head = row_first + flat % ROWS
     live = in_head < GROUP
-    dims = tl.arange(0, HEAD_DIM)
-    top = tl.full([SIZE], float("-inf"), dtype=tl.float32)
-    total = tl.zeros([SIZE], dtype=tl.float32)
+    cells = flat * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    top = tl.full([SIZE, 1], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([SIZE, 1], dtype=tl.float32)
     acc = tl.zeros([SIZE, HEAD_DIM], dtype=tl.float32)
     for first in range(first_program, last_program + 1, PARTS):
-        part = first + tl.arange(0, PARTS)
-        place = 2 * part + tl.where((part == first_program) & first_is_second, 1, 0)
-        rows = place[:, None] * SIZE + flat[None, :]
-        there = (part <= last_program)[:, None] & live[None, :]
-        # Past the first-level cache, which knows nothing of other multiprocessors' stores.
-        tops = tl.load(stats_ptr + rows * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
-        totals = tl.load(stats_ptr + rows * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-        from_rows = parts_ptr + rows[:, :, None] * HEAD_DIM + dims[None, None, :]
-        parts = tl.load(from_rows, mask=there[:, :, None], other=0.0, cache_modifier=".cg")
-        new_top = tl.maximum(top, tl.max(tops, 0))
+        # Unrolled, so that the loads of all parts are on their way together: this is latency and nothing else. They go past the
+        # first-level cache, which knows nothing of other multiprocessors' stores.
+        new_top = top
+        for i in tl.static_range(PARTS):
+            place = 2 * (first + i) + tl.where((first + i == first_program) & first_is_second, 1, 0)
+            there = live & (flat < tl.where(first + i <= last_program, SIZE, 0))
+            stats = stats_ptr + (place * SIZE + flat) * 2
+            new_top = tl.maximum(new_top, tl.load(stats, mask=there, other=float("-inf"), cache_modifier=".cg"))
         base = _exp_base(new_top)
-        weight = tl.exp2(tops - base[None, :])
         shrink = tl.exp2(top - base)
-        total = total * shrink + tl.sum(totals * weight, 0)
-        acc = acc * shrink[:, None] + tl.sum(parts * weight[:, :, None], 0)
-        top = new_top
+        total, acc, top = total * shrink, acc * shrink, new_top
+        for i in tl.static_range(PARTS):
+            place = 2 * (first + i) + tl.where((first + i == first_program) & first_is_second, 1, 0)
+            there = live & (flat < tl.where(first + i <= last_program, SIZE, 0))
+            stats = stats_ptr + (place * SIZE + flat) * 2
+            weight = tl.exp2(tl.load(stats, mask=there, other=float("-inf"), cache_modifier=".cg") - base)
+            total += weight * tl.load(stats + 1, mask=there, other=0.0, cache_modifier=".cg")
+            acc += weight * tl.load(parts_ptr + place * (SIZE * HEAD_DIM) + cells, mask=there, other=0.0, cache_modifier=".cg")
     _store_rows(
         acc, top, total, (kv_first + flat // ROWS) * GROUP + in_head, live, request,
         out_ptr, lse_ptr, sinks_ptr, out_token, out_head, num_heads, HEAD_DIM, SINKS, LSE,

@@ -15,7 +15,7 @@ def silu_and_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> t
     inner = shape[-1] // 2
     target = out
     if target is None or not target.is_contiguous():
-        target = torch.empty((shape[0], inner) if len(shape) == 2 else (*shape[:-1], inner), dtype=torch.float32, device="cpu")
+        target = gate_up.new_empty(*shape[:-1], inner)
     gate_up, rows, inner_rows, outer_stride, inner_stride = rows_of(gate_up)
     _kernels.silu_and_mul(
         gate_up.data_ptr(), inner_rows, outer_stride, inner_stride, target.data_ptr(), rows, inner, get_num_threads()

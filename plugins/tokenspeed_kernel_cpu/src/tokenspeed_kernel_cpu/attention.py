@@ -165,7 +165,7 @@ def _outputs(
     q: torch.Tensor, return_lse: bool, out: torch.Tensor | None, sinks: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device="cpu")
+        out = q.new_empty(*q.shape)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device="cpu") if return_lse else None
     return out, lse, None if sinks is None else sinks.to(torch.float32).contiguous()
 

@@ -14,9 +14,9 @@ def rms_norm(
 ) -> torch.Tensor:
     """Divide each row by its root mean square, and scale it."""
     if out is None:
-        target = torch.empty(x.shape, dtype=torch.float32, device="cpu")
+        target = x.new_empty(*x.shape)
     else:
-        target = out if out.is_contiguous() else torch.empty(x.shape, dtype=torch.float32, device="cpu")
+        target = out if out.is_contiguous() else x.new_empty(*x.shape)
     if not weight.is_contiguous():
         weight = weight.contiguous()
     x, rows, inner, outer_stride, inner_stride = rows_of(x)
@@ -38,10 +38,10 @@ def fused_add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add the residual, and normalize the sum."""
     shape = x.shape
-    target = out if out is not None and out.is_contiguous() else torch.empty(shape, dtype=torch.float32, device="cpu")
+    target = out if out is not None and out.is_contiguous() else x.new_empty(*shape)
     total = residual_out
     if total is None or not total.is_contiguous():
-        total = torch.empty(shape, dtype=torch.float32, device="cpu")
+        total = x.new_empty(*shape)
     if not weight.is_contiguous():
         weight = weight.contiguous()
     x, rows, x_inner, x_outer, x_step = rows_of(x)

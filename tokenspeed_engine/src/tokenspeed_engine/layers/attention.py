@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tokenspeed_engine.kvcache import KVPool
-from tokenspeed_engine.layers.batch import ForwardBatch
+from tokenspeed_engine.layers.batch import DecodeRows, ExtendRows, ForwardBatch
 from tokenspeed_engine.layers.linear import Linear
 from tokenspeed_engine.layers.module import Module
 from tokenspeed_engine.layers.norm import RMSNorm
@@ -40,40 +40,47 @@ class PagedAttention(Module):
         k_cache, v_cache = kv.layer(self._layer)
         write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
         decode, extend = batch.decode, batch.extend
-        rows = batch.num_tokens
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        first_extend = 0
-        if decode is not None:
+        if extend is None:
+            assert decode is not None  # a batch has rows
+            out = self._decode(q, k_cache, v_cache, decode, None)
+        elif decode is None:
+            out = self._extend(q, k_cache, v_cache, extend, None)
+        else:
             first_extend = decode.num_requests
-            whole = first_extend == rows
-            mha_decode(
-                q if whole else q[:first_extend],
-                k_cache,
-                v_cache,
-                decode.page_table,
-                decode.seq_lens,
-                max_seqlen_k=decode.max_seqlen_k,
-                softmax_scale=self._scale,
-                sliding_window=self._window,
-                out=out if whole else out[:first_extend],
-                plan=decode.plan,
-            )
-        if extend is not None:
-            mha_extend(
-                q[first_extend:] if first_extend else q,
-                k_cache,
-                v_cache,
-                extend.page_table,
-                extend.cu_seqlens_q,
-                extend.seq_lens,
-                max_seqlen_q=extend.max_seqlen_q,
-                max_seqlen_k=extend.max_seqlen_k,
-                softmax_scale=self._scale,
-                sliding_window=self._window,
-                out=out[first_extend:] if first_extend else out,
-                plan=extend.plan,
-            )
-        return out.view(rows, -1)
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            self._decode(q[:first_extend], k_cache, v_cache, decode, out[:first_extend])
+            self._extend(q[first_extend:], k_cache, v_cache, extend, out[first_extend:])
+        return out.view(batch.num_tokens, -1)
+
+    def _decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: DecodeRows, out: Tensor | None) -> Tensor:
+        return mha_decode(
+            q,
+            k_cache,
+            v_cache,
+            rows.page_table,
+            rows.seq_lens,
+            max_seqlen_k=rows.max_seqlen_k,
+            softmax_scale=self._scale,
+            sliding_window=self._window,
+            out=out,
+            plan=rows.plan,
+        )
+
+    def _extend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: ExtendRows, out: Tensor | None) -> Tensor:
+        return mha_extend(
+            q,
+            k_cache,
+            v_cache,
+            rows.page_table,
+            rows.cu_seqlens_q,
+            rows.seq_lens,
+            max_seqlen_q=rows.max_seqlen_q,
+            max_seqlen_k=rows.max_seqlen_k,
+            softmax_scale=self._scale,
+            sliding_window=self._window,
+            out=out,
+            plan=rows.plan,
+        )
 
 
 class SelfAttention(Module):
@@ -141,7 +148,7 @@ class SelfAttention(Module):
         """[rows, H] -> [rows, H]."""
         num_heads, num_kv_heads = self._heads
         heads = self.qkv(x).view(x.shape[0], num_heads + 2 * num_kv_heads, self._head_dim)
-        q, k, v = torch.split_with_sizes(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        q, k, v = heads.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), 1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         self.rotary(q, k, batch.positions)

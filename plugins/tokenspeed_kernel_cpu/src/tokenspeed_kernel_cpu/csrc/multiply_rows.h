@@ -43,12 +43,13 @@ void multiply_rows_q8_0(const uint8_t* stored, int64_t row_bytes, int64_t rows, 
   const float* scale = args.x.scale + args.first_token * blocks;
   const int32_t* half_sum = args.x.half_sum + 2 * args.first_token * blocks;
   const __m512i offset = _mm512_set1_epi8(-128);
-  // The rows of the next panel lie behind these: sixteen short streams are none that hardware would recognize and fetch ahead.
-  const char* ahead = reinterpret_cast<const char*>(stored + kPanelRows * row_bytes);
+  // Rows that follow these are asked for two panels ahead: sixteen short streams are none that hardware would recognize and fetch. Into
+  // the second level, because in the first one they would push each other out (half the time, 49152 x 576 on an EPYC of 2022).
+  const char* ahead = reinterpret_cast<const char*>(stored + 2 * kPanelRows * row_bytes);
   const int64_t step = blocks > 0 ? (kPanelRows * row_bytes + blocks - 1) / blocks : 0;
   __m512 total = _mm512_setzero_ps();
   for (int64_t b = 0; b < blocks; ++b) {
-    for (int64_t line = 0; line < step; line += 64) _mm_prefetch(ahead + b * step + line, _MM_HINT_T0);
+    for (int64_t line = 0; line < step; line += 64) _mm_prefetch(ahead + b * step + line, _MM_HINT_T1);
     const int64_t at = b * kRowBlockBytes;
     const __m512i x = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + b * kBlockColumns)));
     __m512i part[8];

@@ -6,6 +6,7 @@ constants of that launch. Run as a program by `test_compiled`: the interpreter o
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from triton.compiler import ASTSource
 from tokenspeed_kernel import QuantizedTensor
 from tokenspeed_kernel.ops.activation.triton import gated as activation
 from tokenspeed_kernel.ops.moe import GatedActivation
-from tokenspeed_kernel.ops.moe.contract import WEIGHT_FORMATS
+from tokenspeed_kernel.ops.moe.contract import ACTIVATION_FORMATS, WEIGHT_FORMATS
 from tokenspeed_kernel.ops.moe.triton import experts, few_tokens, many_tokens, permute, routing, sort, weights
 from tokenspeed_kernel.quantized import data_shape, scale_shape
 from tokenspeed_kernel.signature import Format
@@ -137,8 +138,17 @@ def stack(shape: tuple[int, int, int], fmt: str, dtype: torch.dtype) -> torch.Te
     return QuantizedTensor(empty(*data_shape(form, shape), dtype=form.storage), form, shape, scale, total, zero)
 
 
-def run_experts(tokens: int, sizes: tuple[int, int, int, int], fmt: str, dtype: torch.dtype, *, options: bool) -> None:
-    """Launch the experts' kernels; `options`: clamp, bias, addend."""
+def quantized_rows(x: torch.Tensor, form: Format) -> QuantizedTensor:
+    """What `quantize` makes of rows, without data."""
+    scales = scale_shape(form, tuple(x.shape))
+    assert scales is not None
+    return QuantizedTensor(empty(*x.shape, dtype=form.storage), form, tuple(x.shape), empty(*scales, dtype=torch.float32))
+
+
+def run_experts(
+    tokens: int, sizes: tuple[int, int, int, int], fmt: str, dtype: torch.dtype, *, options: bool, rows: str | None = None
+) -> None:
+    """Launch the experts' kernels; `options`: clamp, bias, addend; `rows`: format of the rows."""
     num_experts, top_k, hidden, inner = sizes
     w13, w2 = stack((num_experts, 2 * inner, hidden), fmt, dtype), stack((num_experts, hidden, inner), fmt, dtype)
     extra: dict[str, Any] = {}
@@ -150,7 +160,7 @@ def run_experts(tokens: int, sizes: tuple[int, int, int, int], fmt: str, dtype: 
             "addend": empty(tokens, hidden, dtype=dtype),
         }
     ids, shares = empty(tokens, top_k, dtype=torch.int32), empty(tokens, top_k, dtype=torch.float32)
-    experts.fused_experts(empty(tokens, hidden, dtype=dtype), w13, w2, ids, shares, **extra)
+    experts.fused_experts(empty(tokens, hidden, dtype=dtype), w13, w2, ids, shares, **extra, activation_format=rows)
 
 
 def launches(*, everything: bool) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -176,8 +186,15 @@ def launches(*, everything: bool) -> Iterator[tuple[str, Callable[[], object]]]:
         for fmt in WEIGHT_FORMATS if everything else FEW_FORMATS:
             label = f"{fmt} {tokens} tokens"
             yield label, lambda tokens=tokens, fmt=fmt: run_experts(tokens, wide, fmt, bf16, options=False)
+        for rows, fmts in ACTIVATION_FORMATS.items():
+            label, fmt = f"{rows} {fmts[-1]} {tokens} tokens", fmts[-1]
+            yield label, lambda tokens=tokens, fmt=fmt, rows=rows: run_experts(tokens, wide, fmt, bf16, options=False, rows=rows)
     if everything:
         for tokens in (1024, 8192):
+            for rows, fmts in ACTIVATION_FORMATS.items():
+                label, fmt = f"{rows} {fmts[-1]} {tokens} tokens", fmts[-1]
+                call = functools.partial(run_experts, tokens, wide, fmt, bf16, options=False, rows=rows)
+                yield label, call
             for fmt in FEW_FORMATS:
                 label = f"{fmt} {tokens} tokens"
                 yield label, lambda tokens=tokens, fmt=fmt: run_experts(tokens, wide, fmt, bf16, options=False)
@@ -191,7 +208,8 @@ def main() -> None:
     target, found = sys.argv[1], {}
     hip = target.startswith("gfx")
     torch.version.hip = "compiling" if hip else None
-    weights._has_fp8 = lambda device: not hip and int(target[3:]) >= 89
+    weights.has_fp8 = lambda device: not hip and int(target[3:]) >= 89
+    experts.quantize = quantized_rows  # it launches kernels of another family
     recorders = []
     for module, name in KERNELS:
         recorders.append(Recorder(getattr(module, name), target, found))

@@ -82,7 +82,8 @@ def apply(
         addend = shared_expert
     if is_compiling():
         operands = (x, weights.w13, weights.w2, topk_ids, topk_weights, weights.w13_bias, weights.w2_bias)
-        compiled = library_fused_experts(*operands, config.activation, config.first_expert, addend, plan.kernel)
+        options = (config.activation, config.first_expert, addend, plan.kernel, plan.activation_format)
+        compiled = library_fused_experts(*operands, *options)
         return compiled if out is None else out.copy_(compiled)
     result: torch.Tensor = plan.run(
         x,
@@ -93,6 +94,7 @@ def apply(
         w13_bias=weights.w13_bias,
         w2_bias=weights.w2_bias,
         activation=config.activation,
+        activation_format=plan.activation_format,
         first_expert=config.first_expert,
         addend=addend,
         out=out,

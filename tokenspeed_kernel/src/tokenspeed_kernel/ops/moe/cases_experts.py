@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from tokenspeed_kernel.case import Case, Tolerance
-from tokenspeed_kernel.ops.moe.contract import FUSED_EXPERTS, WEIGHT_FORMATS
+from tokenspeed_kernel.ops.moe.contract import ACTIVATION_FORMATS, FUSED_EXPERTS, WEIGHT_FORMATS
 from tokenspeed_kernel.ops.moe.gate import GatedActivation
 from tokenspeed_kernel.ops.quantization.cases import random_quantized
 from tokenspeed_kernel.quantized import QuantizedTensor, data_shape, scale_shape
 from tokenspeed_kernel.signature import GGUF_BLOCKS, Format
 
-__all__ = ["EXPERT_CASES", "random_experts"]
+__all__ = ["CLAMPED", "EXPERT_CASES", "ROUNDED", "random_experts"]
 
 _Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
 CLAMPED = GatedActivation(limit=7.0, alpha=1.702, up_offset=1.0)
@@ -76,6 +76,7 @@ def _experts(
     layout: str = "",
     first_expert: int = 0,
     addend: bool = False,
+    rows: str = "",
 ) -> _Build:
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         from tokenspeed_kernel.ops.moe.cases import pair_ids  # cases imports this module
@@ -101,7 +102,7 @@ def _experts(
             inputs["w2_bias"] = normal(num_experts, hidden).to(wide)
         if addend:
             inputs["addend"] = normal(num_tokens, hidden)
-        options = {"activation": gate, "first_expert": first_expert or None}
+        options = {"activation": gate, "first_expert": first_expert or None, "activation_format": rows or None}
         return {**inputs, **{name: value for name, value in options.items() if value is not None}}
 
     return build
@@ -118,6 +119,8 @@ _TOLERANCE = {
     torch.float16: Tolerance(4e-3, 8e-3),
     torch.bfloat16: Tolerance(3e-2, 6e-2),
 }
+# A gated value that lies between two fp8 numbers may be rounded to either, which are up to an eighth of it apart.
+ROUNDED = {dtype: Tolerance(max(one.relative, 2e-2), max(one.absolute, 4e-2)) for dtype, one in _TOLERANCE.items()}
 _SHAPES: tuple[tuple[str, _Build], ...] = (
     ("empty 0 tokens", _experts(0, 4, 2, 16, 16)),
     ("one token, one expert", _experts(1, 1, 1, 16, 16)),
@@ -163,14 +166,44 @@ _FORMATS: tuple[tuple[str, _Build], ...] = (
         for tokens in (1, 20)
     ),
 )
+_PAIRS = tuple((rows, weight) for rows, weights in ACTIVATION_FORMATS.items() for weight in weights)
+_IN_FP8: tuple[tuple[str, _Build], ...] = (
+    *((f"{rows} {fmt}, 2 tokens", _experts(2, 3, 2, 128, 128, fmt=fmt, rows=rows, ids="missing")) for rows, fmt in _PAIRS),
+    *((f"{rows} {fmt}, 33 tokens", _experts(33, 2, 2, 256, 128, fmt=fmt, rows=rows)) for rows, fmt in _PAIRS),
+    *(
+        (f"{rows} {fmt}, odd blocks, {tokens} tokens", _experts(tokens, 2, 2, 136, 72, fmt=fmt, rows=rows, layout="sliced"))
+        for rows, fmt in _PAIRS
+        for tokens in (1, 20)
+    ),
+    *(
+        (f"{rows} {fmt}, everything, {tokens} tokens", _experts(
+            tokens, 4, 4, 128, 128, fmt=fmt, rows=rows, ids="outside", first_expert=4, gate=CLAMPED, bias="narrow", addend=True
+        ))
+        for rows, fmt in _PAIRS[1:]
+        for tokens in (1, 33)
+    ),
+    *((f"{rows} {fmt}, no token", _experts(0, 2, 2, 128, 128, fmt=fmt, rows=rows)) for rows, fmt in _PAIRS[:1]),
+)  # fmt: skip
 _BENCH: tuple[tuple[str, _Build], ...] = (
     *((f"{tokens} tokens, top 4 of 16, 1024x512", _experts(tokens, 16, 4, 1024, 512)) for tokens in (1, 16, 64)),
     ("16 tokens, top 4 of 16, 1024x512, fp8_e4m3@block_128x128", _experts(16, 16, 4, 1024, 512, fmt="fp8_e4m3@block_128x128")),
     ("16 tokens, top 4 of 16, 1024x512, mxfp4@block_32", _experts(16, 16, 4, 1024, 512, fmt="mxfp4@block_32")),
 )
+_BENCH_IN_FP8: tuple[tuple[str, _Build], ...] = (
+    (
+        "64 tokens, top 4 of 16, 1024x512, fp8_e4m3@block_1x128 fp8_e4m3@block_128x128",
+        _experts(64, 16, 4, 1024, 512, fmt="fp8_e4m3@block_128x128", rows="fp8_e4m3@block_1x128"),
+    ),
+)
 
 EXPERT_CASES = tuple(
-    Case(FUSED_EXPERTS.name, label, build, tolerance=_TOLERANCE, bench=bench)
-    for group, bench in ((_SHAPES, False), (_FORMATS, False), (_BENCH, True))
+    Case(FUSED_EXPERTS.name, label, build, tolerance=tolerance, bench=bench)
+    for group, tolerance, bench in (
+        (_SHAPES, _TOLERANCE, False),
+        (_FORMATS, _TOLERANCE, False),
+        (_IN_FP8, ROUNDED, False),
+        (_BENCH, _TOLERANCE, True),
+        (_BENCH_IN_FP8, ROUNDED, True),
+    )
     for label, build in group
 )

@@ -14,6 +14,7 @@ from tokenspeed_kernel.traits import OneOf, Trait
 
 __all__ = [
     "ACTIVATIONS",
+    "ACTIVATION_FORMATS",
     "ALL_EXPERT_OPTIONS",
     "ALL_ROUTING_OPTIONS",
     "CONTRACTS",
@@ -66,12 +67,14 @@ FUSED_EXPERTS: Final = OpContract(
     name="moe.fused_experts",
     operands=("x", "w13", "w2", "w13_bias", "w2_bias", "addend"),
     parameters=(
-        *("x", "w13", "w2", "topk_ids", "topk_weights", "w13_bias", "w2_bias", "activation", "first_expert", "addend", "out"),
+        *("x", "w13", "w2", "topk_ids", "topk_weights", "w13_bias", "w2_bias", "activation", "activation_format", "first_expert"),
+        *("addend", "out"),
     ),
     traits=(
         Trait("activation", "gate between the two products of an expert", default="swiglu"),
         Trait("clamped", "the gate has a limit, a steepness or an offset", default=False),
         Trait("biased", "experts have biases", default=False),
+        Trait("activation_format", "format to which the rows of both products are rounded", default="none"),
         Trait("num_experts", "experts that lie here"),
         Trait("top_k", "experts of a token"),
         Trait("hidden_size", "elements of a token"),
@@ -82,7 +85,17 @@ FUSED_EXPERTS: Final = OpContract(
 CONTRACTS: Final = (TOPK_ROUTING, PERMUTE, UNPERMUTE, FUSED_EXPERTS)
 
 ALL_ROUTING_OPTIONS: Final = {"scoring": OneOf(*SCORINGS), "grouped": OneOf(True, False), "biased": OneOf(True, False)}
-ALL_EXPERT_OPTIONS: Final = {"activation": OneOf(*ACTIVATIONS), "clamped": OneOf(True, False), "biased": OneOf(True, False)}
+ACTIVATION_FORMATS: Final = {
+    "fp8_e4m3@token": ("fp8_e4m3@tensor", "fp8_e4m3@channel"),
+    "fp8_e4m3@block_1x128": ("fp8_e4m3@block_128x128",),
+}
+"""Formats to which the rows of both products can be rounded, each with those of the weights that it goes with."""
+ALL_EXPERT_OPTIONS: Final = {
+    "activation": OneOf(*ACTIVATIONS),
+    "clamped": OneOf(True, False),
+    "biased": OneOf(True, False),
+    "activation_format": OneOf("none", *ACTIVATION_FORMATS),
+}
 """Constraints of a kernel that takes every option."""
 
 WEIGHT_FORMATS: Final = (
@@ -90,7 +103,7 @@ WEIGHT_FORMATS: Final = (
     *("mxfp8_e4m3@block_32", "mxfp8_e5m2@block_32", "mxfp4@block_32", "nvfp4@block_16", "mxint4@block_32"),
     *(f"{logical}@{scale}" for logical in ("int4", "uint4") for scale in ("channel", "group_32", "group_64", "group_128")),
 )
-"""Scaled formats of expert weights that the portable kernels read; activations stay as they are (weight only)."""
+"""Scaled formats of expert weights that the portable kernels read, for rows as they are; see `ACTIVATION_FORMATS` for others."""
 
 
 def routing_formats() -> tuple[Signature, ...]:

@@ -9,14 +9,23 @@ from torch.compiler import is_compiling
 
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
-from tokenspeed_kernel.ops.moe.contract import FUSED_EXPERTS
+from tokenspeed_kernel.ops.moe.contract import ACTIVATION_FORMATS, FUSED_EXPERTS
 from tokenspeed_kernel.ops.moe.gate import GatedActivation
 from tokenspeed_kernel.ops.operands import check_operands, tensor_error
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import Format
 from tokenspeed_kernel.traits import TraitValue
 
-__all__ = ["Experts", "check_call", "check_weights", "expert_traits", "format_of", "fused_experts", "library_fused_experts"]
+__all__ = [
+    "Experts",
+    "check_activation_format",
+    "check_call",
+    "check_weights",
+    "expert_traits",
+    "format_of",
+    "fused_experts",
+    "library_fused_experts",
+]
 
 Experts = torch.Tensor | QuantizedTensor
 """Matrices of all experts that lie here: [num_experts, rows, columns]."""
@@ -37,6 +46,7 @@ def fused_experts(
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
     activation: GatedActivation | None = None,
+    activation_format: str | None = None,
     first_expert: int = 0,
     addend: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -58,6 +68,9 @@ def fused_experts(
         w13_bias: optional [num_experts, 2 * intermediate_size], dtype of x or fp32.
         w2_bias: optional [num_experts, hidden_size], dtype of x or fp32; weighted with the expert's result.
         activation: gate; SwiGLU without clamp where left out.
+        activation_format: format to which tokens and gated values are rounded before each product, as `quantize` does, so that fp8
+            numbers are multiplied: `fp8_e4m3@token` with weights in fp8_e4m3 with scales of a `tensor` or `channel`,
+            `fp8_e4m3@block_1x128` with `block_128x128`. Left out, they stay as they are.
         first_expert: id of w13's first expert.
         addend: optional [num_tokens, hidden_size], dtype of x, added before rounding: the output of a shared expert.
         out: optional [num_tokens, hidden_size], dtype of x, written in place; it must not overlap x, but may be addend.
@@ -65,17 +78,19 @@ def fused_experts(
     Returns:
         out, or a new contiguous [num_tokens, hidden_size], dtype of x.
     Raises:
-        ShapeError: shapes or dtypes disagree.  NoKernelError: nothing qualifies.
+        ShapeError: shapes, dtypes or formats disagree.  NoKernelError: nothing qualifies.
     Source: Shazeer et al., Outrageously Large Neural Networks, arXiv:1701.06538, equation 1; gated experts: Shazeer, GLU Variants
-        Improve Transformer, arXiv:2002.05202, equation 6.
+        Improve Transformer, arXiv:2002.05202, equation 6; rows in fp8: DeepSeek-V3, arXiv:2412.19437, section 3.3.2.
     """
     gate = activation or _PLAIN_GATE
     if is_compiling():
         result = library_fused_experts(
-            x, w13, w2, topk_ids, topk_weights, w13_bias, w2_bias, gate, first_expert, addend, solution
+            x, w13, w2, topk_ids, topk_weights, w13_bias, w2_bias, gate, first_expert, addend, solution, activation_format
         )
         return result if out is None else out.copy_(result)
-    return _run_fused_experts(x, w13, w2, topk_ids, topk_weights, w13_bias, w2_bias, gate, first_expert, addend, solution, out)
+    return _run_fused_experts(
+        x, w13, w2, topk_ids, topk_weights, w13_bias, w2_bias, gate, first_expert, addend, solution, out, activation_format
+    )
 
 
 def format_of(stack: Experts) -> Format | torch.dtype:
@@ -84,10 +99,23 @@ def format_of(stack: Experts) -> Format | torch.dtype:
 
 
 def expert_traits(
-    gate: GatedActivation, biased: bool, num_experts: int, top_k: int, hidden: int, inner: int
+    gate: GatedActivation, biased: bool, activation_format: str | None, num_experts: int, top_k: int, hidden: int, inner: int
 ) -> tuple[TraitValue, ...]:
     """Values of the contract's traits, in its order."""
-    return gate.kind, gate.clamped, biased, num_experts, top_k, hidden, inner
+    return gate.kind, gate.clamped, biased, activation_format or "none", num_experts, top_k, hidden, inner
+
+
+def check_activation_format(op: str, activation_format: str | None, weight: Format) -> None:
+    """Check that rows of one format can be multiplied by weights of another.
+
+    Raises:
+        ShapeError: they do not go together, or the format of the rows is not known.
+    """
+    if activation_format is None or str(weight) in ACTIVATION_FORMATS.get(activation_format, ()):
+        return
+    pairs = "; ".join(f"{rows} with weights in {' or '.join(weights)}" for rows, weights in ACTIVATION_FORMATS.items())
+    got = f"{activation_format!r} with weights in {weight}"
+    raise ShapeError(op, expected=f"activation_format: {pairs}", got=got, fix="leave it out to multiply rows as they are")
 
 
 def check_weights(
@@ -185,6 +213,7 @@ def _run_fused_experts(
     addend: torch.Tensor | None,
     solution: str | None,
     out: torch.Tensor | None,
+    activation_format: str | None = None,
 ) -> torch.Tensor:
     try:
         shape, ids_shape, shares, first, second = x.shape, topk_ids.shape, topk_weights.shape, w13.shape, w2.shape
@@ -219,6 +248,7 @@ def _run_fused_experts(
         None if out is None else (out.dtype, out.device),
         gate.kind,
         gate.clamped,
+        activation_format,
         solution,
     )
     kernel = _table.get(key)
@@ -230,6 +260,9 @@ def _run_fused_experts(
         check_dtypes(_NAME, x, topk_ids, topk_weights, addend, out)
         parts = {"w13": _data(w13), "w2": _data(w2), "w13_bias": w13_bias, "w2_bias": w2_bias}
         check_devices(_NAME, device, **parts)
+        for stack in (w13, w2):
+            stored = stack.format if isinstance(stack, QuantizedTensor) else Format.of(stack.dtype)
+            check_activation_format(_NAME, activation_format, stored)
         dtypes = (
             x.dtype,
             format_of(w13),
@@ -239,7 +272,8 @@ def _run_fused_experts(
             None if addend is None else addend.dtype,
         )
         biased = w13_bias is not None or w2_bias is not None
-        kernel = _op.bind(key, device, dtypes, expert_traits(gate, biased, num_experts, ids_shape[1], hidden, inner), solution)
+        traits = expert_traits(gate, biased, activation_format, num_experts, ids_shape[1], hidden, inner)
+        kernel = _op.bind(key, device, dtypes, traits, solution)
     result: torch.Tensor = kernel(
         x,
         w13,
@@ -249,6 +283,7 @@ def _run_fused_experts(
         w13_bias=w13_bias,
         w2_bias=w2_bias,
         activation=gate,
+        activation_format=activation_format,
         first_expert=first_expert,
         addend=addend,
         out=out,
@@ -282,11 +317,13 @@ def library_fused_experts(
     first_expert: int,
     addend: torch.Tensor | None,
     solution: str | None,
+    activation_format: str | None = None,
 ) -> torch.Tensor:
     """Enter the op's form in `torch.library`, while compiling or exporting."""
     result: torch.Tensor = _library(
         x, *_taken_apart(w13), *_taken_apart(w2), topk_ids, topk_weights, w13_bias, w2_bias,
         gate.kind, None if gate.limit == math.inf else gate.limit, gate.alpha, gate.up_offset, first_expert, addend, solution,
+        activation_format,
     )  # fmt: skip
     return result
 
@@ -316,6 +353,7 @@ def _run_library(
     first_expert: int = 0,
     addend: torch.Tensor | None = None,
     solution: str | None = None,
+    activation_format: str | None = None,
 ) -> torch.Tensor:
     first: Experts = w13
     if w13_format:
@@ -324,7 +362,7 @@ def _run_library(
     if w2_format:
         second = QuantizedTensor(w2, w2_format, tuple(w2_shape), w2_scale, w2_global_scale, w2_zero_point)  # type: ignore[arg-type]
     gate = GatedActivation(activation, math.inf if limit is None else limit, alpha, up_offset)
-    arguments = (topk_ids, topk_weights, w13_bias, w2_bias, gate, first_expert, addend, solution, None)
+    arguments = (topk_ids, topk_weights, w13_bias, w2_bias, gate, first_expert, addend, solution, None, activation_format)
     return _run_fused_experts(x, first, second, *arguments)
 
 
@@ -336,7 +374,8 @@ _STACK = "Tensor {0}, Tensor? {0}_scale, Tensor? {0}_global_scale, Tensor? {0}_z
 _library = register_library_op(
     f"fused_experts(Tensor x, {_STACK.format('w13')}, {_STACK.format('w2')}, Tensor topk_ids, Tensor topk_weights, "
     'Tensor? w13_bias=None, Tensor? w2_bias=None, str activation="swiglu", float? limit=None, float alpha=1.0, '
-    "float up_offset=0.0, int first_expert=0, Tensor? addend=None, str? solution=None) -> Tensor",
+    "float up_offset=0.0, int first_expert=0, Tensor? addend=None, str? solution=None, "
+    "str? activation_format=None) -> Tensor",
     _run_library,
     _fake,
 )

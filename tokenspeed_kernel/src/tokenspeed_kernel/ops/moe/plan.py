@@ -9,7 +9,7 @@ import torch
 from tokenspeed_kernel.dispatch import Kernel, current_config, default_registry, load_kernel
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.moe.contract import FUSED_EXPERTS
-from tokenspeed_kernel.ops.moe.experts import expert_traits
+from tokenspeed_kernel.ops.moe.experts import check_activation_format, expert_traits
 from tokenspeed_kernel.ops.moe.gate import GatedActivation
 from tokenspeed_kernel.platform import platform_of
 from tokenspeed_kernel.selection import Candidate, Request, Verdict, evaluate, select
@@ -75,6 +75,7 @@ class MoePlan:
         x_dtype: dtype of the activations.
         weight_format: format of the weights of both products.
         bias_dtype: dtype of the biases; None without any.
+        activation_format: format to which the rows of both products are rounded; None where they stay as they are.
         kernel: name of the chosen kernel.
         solution: its solution.
         candidates: every kernel with its verdict and reasons, best first.
@@ -86,6 +87,7 @@ class MoePlan:
     x_dtype: torch.dtype
     weight_format: Format
     bias_dtype: torch.dtype | None
+    activation_format: str | None
     kernel: str
     solution: str
     candidates: tuple[Candidate, ...]
@@ -110,6 +112,7 @@ def plan(
     x_format: str | torch.dtype,
     weight_format: str | Format | torch.dtype,
     bias_format: str | torch.dtype | None = None,
+    activation_format: str | None = None,
     solution: str | None = None,
 ) -> MoePlan:
     """Choose the kernel for the experts of a layer, once.
@@ -122,24 +125,28 @@ def plan(
         x_format: fp32, bf16 or fp16: dtype of the activations and of the result.
         weight_format: format of both weights: that of x, or a scaled one such as `mxfp4@block_32`.
         bias_format: of the biases; x's where left out.
+        activation_format: format to which the rows of both products are rounded, as in `fused_experts`; left out, none.
         solution: solution or kernel to insist on; chosen by the registry where left out.
     Returns:
         The plan; `explain()` says why.
     Raises:
-        ShapeError: a bias format without biases.  FormatError: an unknown format.  NoKernelError: nothing qualifies.
+        ShapeError: a bias format without biases, formats that do not go together.  FormatError: an unknown format.
+        NoKernelError: nothing qualifies.
     Source: `docs/contracts/moe.md`.
     """
     if bias_format is not None and not config.biased:
         raise ShapeError(_NAME, expected="no bias_format for experts without biases", got=f"{bias_format}")
     where = _with_index(torch.device(device))
     x, weight = _format(x_format), _format(weight_format)
+    check_activation_format(_NAME, activation_format, weight)
     bias = None
     if config.biased:
         bias = x if bias_format is None else _format(bias_format)
     operands = {"x": x, "w13": weight, "w2": weight, "w13_bias": bias, "w2_bias": bias, "addend": x}
     signature = Signature.of(**{name: value for name, value in operands.items() if value is not None})
     values = expert_traits(
-        config.activation, config.biased, config.local_experts, config.top_k, config.hidden_size, config.intermediate_size
+        *(config.activation, config.biased, activation_format, config.local_experts),
+        *(config.top_k, config.hidden_size, config.intermediate_size),
     )
     traits = {trait.name: value for trait, value in zip(FUSED_EXPERTS.traits, values, strict=True)}
     registry = default_registry()
@@ -149,7 +156,7 @@ def plan(
     assert any(one.spec is spec and one.verdict is Verdict.ELIGIBLE for one in candidates)
     kernel = load_kernel(spec, FUSED_EXPERTS)
     dtype = None if bias is None else bias.storage
-    return MoePlan(config, where, x.storage, weight, dtype, spec.name, spec.solution, candidates, kernel)
+    return MoePlan(config, where, x.storage, weight, dtype, activation_format, spec.name, spec.solution, candidates, kernel)
 
 
 def _format(value: str | Format | torch.dtype) -> Format:

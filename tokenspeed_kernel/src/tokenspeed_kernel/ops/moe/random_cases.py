@@ -10,8 +10,8 @@ import torch
 
 from tokenspeed_kernel.case import Case, Tolerance
 from tokenspeed_kernel.ops.moe.cases import SUMS, pair_ids, permute_inputs, unpermute_inputs
-from tokenspeed_kernel.ops.moe.cases_experts import CLAMPED, random_experts
-from tokenspeed_kernel.ops.moe.contract import FUSED_EXPERTS, PERMUTE, TOPK_ROUTING, UNPERMUTE, WEIGHT_FORMATS
+from tokenspeed_kernel.ops.moe.cases_experts import CLAMPED, ROUNDED, random_experts
+from tokenspeed_kernel.ops.moe.contract import ACTIVATION_FORMATS, FUSED_EXPERTS, PERMUTE, TOPK_ROUTING, UNPERMUTE, WEIGHT_FORMATS
 from tokenspeed_kernel.ops.random_shapes import random_layout, random_size
 
 __all__ = ["RANDOM"]
@@ -30,6 +30,9 @@ def _experts(rng: random.Random) -> Case:
     # Scaled formats have blocks, of up to 128 numbers.
     hidden, inner = ((128 * rng.randint(1, 2), 128) if fmt else (random_size(rng, 90), random_size(rng, 90)))
     kind = rng.choice(("distinct", "one", "missing", "outside", "repeated", "none"))
+    # Rows in fp8, where the weights' format goes with some.
+    fitting = [rows for rows, weights in ACTIVATION_FORMATS.items() if fmt in weights]
+    rows = rng.choice((None, *fitting)) if fitting else None
     first, gate, state = 3 if kind == "outside" else 0, rng.choice((None, None, CLAMPED)), rng.getrandbits(32)
 
     def build(generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -42,11 +45,11 @@ def _experts(rng: random.Random) -> Case:
             "topk_ids": pair_ids(generator, num_tokens, top_k, num_experts, kind, first).to(device),
             "topk_weights": torch.rand(num_tokens, top_k, generator=generator).to(device),
         }
-        options = {"activation": gate, "first_expert": first or None}
+        options = {"activation": gate, "first_expert": first or None, "activation_format": rows}
         return {**inputs, **{name: value for name, value in options.items() if value is not None}}
 
-    label = f"random {num_tokens} tokens, top {top_k} of {num_experts}, {hidden}x{inner} {fmt} {kind} {state:08x}"
-    return Case(FUSED_EXPERTS.name, label, build, tolerance=_TOLERANCE)
+    label = f"random {num_tokens} tokens, top {top_k} of {num_experts}, {hidden}x{inner} {rows or ''} {fmt} {kind} {state:08x}"
+    return Case(FUSED_EXPERTS.name, label, build, tolerance=ROUNDED if rows else _TOLERANCE)
 
 
 def _routing(rng: random.Random) -> Case:

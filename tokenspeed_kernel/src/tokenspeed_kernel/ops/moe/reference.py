@@ -7,7 +7,9 @@ from torch.nn.functional import gelu
 
 from tokenspeed_kernel.ops.moe.gate import GatedActivation
 from tokenspeed_kernel.ops.quantization.reference_decode import decode
+from tokenspeed_kernel.ops.quantization.reference_encode import encode
 from tokenspeed_kernel.quantized import QuantizedTensor
+from tokenspeed_kernel.signature import Format
 
 __all__ = ["fused_experts", "permute", "topk_routing", "unpermute"]
 
@@ -105,6 +107,7 @@ def fused_experts(
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
     activation: GatedActivation | None = None,
+    activation_format: str | None = None,
     first_expert: int = 0,
     addend: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -118,12 +121,19 @@ def fused_experts(
         token, slot = (topk_ids == first_expert + expert).nonzero(as_tuple=True)
         if token.numel() == 0:
             continue
-        hidden = x[token].double() @ _matrix(w13, expert).t()
+        hidden = _rows(x[token], activation_format) @ _matrix(w13, expert).t()
         hidden = _gated(hidden if w13_bias is None else hidden + w13_bias[expert], gate)
+        if activation_format is not None:  # without it, what is rounded to x's dtype on the way is a kernel's own affair
+            hidden = _rows(hidden.to(x.dtype), activation_format)
         result = hidden @ _matrix(w2, expert).t()
         result = result if w2_bias is None else result + w2_bias[expert]
         total.index_add_(0, token, result * topk_weights[token, slot].double()[:, None])
     return total.to(x.dtype) if out is None else out.copy_(total)
+
+
+def _rows(rows: torch.Tensor, activation_format: str | None) -> torch.Tensor:
+    """Rows of a product, rounded to the format."""
+    return rows.double() if activation_format is None else decode(encode(rows, Format.parse(activation_format), None, None))
 
 
 def _matrix(stack: torch.Tensor | QuantizedTensor, expert: int) -> torch.Tensor:

@@ -32,7 +32,7 @@ SPECS = (
         graph_safe=True,
         verified=(
             _SILICON,
-            Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32 only"),
+            Verified(VerifiedBy.INTERPRETER, "x86-64"),
             Verified(VerifiedBy.COMPILED, "sm_80, sm_90, sm_100, sm_120, gfx942, gfx950"),
         ),
     ),
@@ -49,7 +49,7 @@ SPECS = (
             # Of another priority than triton_mm, with which it shares no format: so nothing has to be compared.
             priority=5,
             graph_safe=True,
-            verified=(_SILICON, Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32 products only")),
+            verified=(_SILICON, Verified(VerifiedBy.INTERPRETER, "x86-64")),
         )
         for contract, name, implementation, formats in (
             (MM, "mm_scaled", "mm_scaled:mm", weight_only_formats() + scaled_formats()),
@@ -75,6 +75,6 @@ SPECS = (
         requires=("triton",),
         priority=10,
         graph_safe=True,
-        verified=(_SILICON, Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32 products only")),
+        verified=(_SILICON, Verified(VerifiedBy.INTERPRETER, "x86-64")),
     ),
 )

@@ -14,7 +14,7 @@ _FORMATS: Final = ("fp32", "bf16", "fp16")
 _BOTH: Final = OneOf(False, True)
 _VERIFIED: Final = (
     Verified(VerifiedBy.SILICON, "H200 (sm_90)"),
-    Verified(VerifiedBy.INTERPRETER, "x86-64", "fp32"),
+    Verified(VerifiedBy.INTERPRETER, "x86-64"),
     Verified(VerifiedBy.COMPILED, "sm_80, sm_90, sm_100, sm_120, gfx942, gfx950"),
 )
 

@@ -8,6 +8,7 @@ from tokenspeed_kernel.ops.activation import gelu_and_mul, silu_and_mul, swiglu_
 from tokenspeed_kernel.ops.gemm import mm
 from tokenspeed_kernel.ops.moe.cpu.permute import sort_pairs
 from tokenspeed_kernel.ops.moe.gate import GatedActivation
+from tokenspeed_kernel.ops.quantization import quantize
 from tokenspeed_kernel.quantized import QuantizedTensor
 
 __all__ = ["fused_experts"]
@@ -23,6 +24,7 @@ def fused_experts(
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
     activation: GatedActivation | None = None,
+    activation_format: str | None = None,
     first_expert: int = 0,
     addend: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -40,11 +42,20 @@ def fused_experts(
         if first == last:
             continue
         token = tokens[first:last]
-        hidden = mm(x[token], w13[expert], None if w13_bias is None else w13_bias[expert], out_dtype=torch.float32)
+        hidden = _product(x[token], w13[expert], None if w13_bias is None else w13_bias[expert], activation_format)
         activated = _gated(hidden, gate).to(x.dtype)
-        result = mm(activated, w2[expert], None if w2_bias is None else w2_bias[expert], out_dtype=torch.float32)
+        result = _product(activated, w2[expert], None if w2_bias is None else w2_bias[expert], activation_format)
         total.index_add_(0, token, result.mul_(weights[first:last]))
     return total.to(x.dtype) if out is None else out.copy_(total)
+
+
+def _product(
+    rows: torch.Tensor, weight: torch.Tensor | QuantizedTensor, bias: torch.Tensor | None, activation_format: str | None
+) -> torch.Tensor:
+    """The product in float32, of rows as they are or rounded to a format."""
+    if activation_format is None:
+        return mm(rows, weight, bias, out_dtype=torch.float32)
+    return mm(quantize(rows, activation_format), weight, None if bias is None else bias.float(), out_dtype=torch.float32)
 
 
 def _gated(hidden: torch.Tensor, gate: GatedActivation) -> torch.Tensor:

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from tokenspeed_kernel.ops.moe.gate import GatedActivation
 from tokenspeed_kernel.ops.moe.triton.gate import gated
+from tokenspeed_kernel.ops.moe.triton.rows import Rows, row_values
 from tokenspeed_kernel.ops.moe.triton.tuning import few_tiles
 from tokenspeed_kernel.ops.moe.triton.weights import Stack, load_tile, row_scales
 
@@ -22,9 +23,10 @@ __all__ = ["first_product", "second_product"]
 
 @triton.jit
 def _first_few_kernel(
-    x_ptr, ids_ptr, bias_ptr, gated_ptr, data_ptr, scale_ptr, zero_ptr, total_ptr,
+    x_ptr, x_scale_ptr, ids_ptr, bias_ptr, gated_ptr, data_ptr, scale_ptr, zero_ptr, total_ptr,
     data_expert, data_row, data_col, scale_expert, scale_row, scale_col, zero_expert, zero_row, zero_col, total_expert,
-    top_k, num_experts, first_expert, hidden, inner, x_row, x_col, ids_row, ids_col, bias_expert, bias_col, limit, alpha, up_offset,
+    top_k, num_experts, first_expert, hidden, inner, x_row, x_col, x_scale_row, x_scale_col, ids_row, ids_col,
+    bias_expert, bias_col, limit, alpha, up_offset, X_KIND: tl.constexpr, X_COLS: tl.constexpr,
     KIND: tl.constexpr, SCALES: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLS: tl.constexpr, ZEROS: tl.constexpr,
     TOTAL: tl.constexpr, BIASED: tl.constexpr, ACTIVATION: tl.constexpr, CLAMPED: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
@@ -44,7 +46,9 @@ def _first_few_kernel(
         ups = tl.zeros([ROWS, DEPTH], dtype=tl.float32)
         for start in range(0, hidden, DEPTH):
             depth = start + tl.arange(0, DEPTH).to(tl.int64)
-            x = tl.load(x_ptr + depth * x_col, mask=depth < hidden, other=0.0).to(tl.float32)
+            x = row_values(tl.load(x_ptr + depth * x_col, mask=depth < hidden, other=0.0), X_KIND, tl.float32)
+            if X_COLS > 0:  # a step is no deeper than a block
+                x *= tl.load(x_scale_ptr + token * x_scale_row + (start // X_COLS) * x_scale_col)
             gate = load_tile(
                 data_ptr, scale_ptr, zero_ptr, rows, mask, start, hidden,
                 data_row, data_col, scale_row, scale_col, zero_row, zero_col,
@@ -73,6 +77,10 @@ def _first_few_kernel(
             total = tl.load(total_ptr + expert * total_expert)
             gate *= total
             up *= total
+        if X_KIND != "plain" and X_COLS == 0:
+            x_scale = tl.load(x_scale_ptr + token * x_scale_row)
+            gate *= x_scale
+            up *= x_scale
         if BIASED:
             gate += tl.load(bias_ptr + expert * bias_expert + rows * bias_col, mask=mask, other=0.0).to(tl.float32)
             up += tl.load(bias_ptr + expert * bias_expert + (rows + inner) * bias_col, mask=mask, other=0.0).to(tl.float32)
@@ -82,9 +90,10 @@ def _first_few_kernel(
 
 @triton.jit
 def _second_few_kernel(
-    gated_ptr, ids_ptr, bias_ptr, out_ptr, data_ptr, scale_ptr, zero_ptr, total_ptr,
+    gated_ptr, gated_scale_ptr, ids_ptr, bias_ptr, out_ptr, data_ptr, scale_ptr, zero_ptr, total_ptr,
     data_expert, data_row, data_col, scale_expert, scale_row, scale_col, zero_expert, zero_row, zero_col, total_expert,
-    top_k, num_experts, first_expert, hidden, inner, ids_row, ids_col, bias_expert, bias_col,
+    top_k, num_experts, first_expert, hidden, inner, gated_scale_row, gated_scale_col, ids_row, ids_col, bias_expert, bias_col,
+    X_KIND: tl.constexpr, X_COLS: tl.constexpr,
     KIND: tl.constexpr, SCALES: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLS: tl.constexpr, ZEROS: tl.constexpr,
     TOTAL: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -101,7 +110,9 @@ def _second_few_kernel(
         sums = tl.zeros([ROWS, DEPTH], dtype=tl.float32)
         for start in range(0, inner, DEPTH):
             depth = start + tl.arange(0, DEPTH)
-            x = tl.load(gated_ptr + pair * inner + depth, mask=depth < inner, other=0.0).to(tl.float32)
+            x = row_values(tl.load(gated_ptr + pair * inner + depth, mask=depth < inner, other=0.0), X_KIND, tl.float32)
+            if X_COLS > 0:
+                x *= tl.load(gated_scale_ptr + pair * gated_scale_row + (start // X_COLS) * gated_scale_col)
             tile = load_tile(
                 data_ptr, scale_ptr, zero_ptr, rows, mask, start, inner,
                 data_row, data_col, scale_row, scale_col, zero_row, zero_col,
@@ -115,13 +126,16 @@ def _second_few_kernel(
             result *= row_scales(scale_ptr, rows, mask, 0, scale_row, scale_col, SCALES, SCALE_ROWS, SCALE_COLS)
         if TOTAL:
             result *= tl.load(total_ptr + expert * total_expert)
+        if X_KIND != "plain" and X_COLS == 0:
+            result *= tl.load(gated_scale_ptr + pair * gated_scale_row)
         if BIASED:
             result += tl.load(bias_ptr + expert * bias_expert + rows * bias_col, mask=mask, other=0.0).to(tl.float32)
         tl.store(out_ptr + pair * hidden + rows, result, mask=mask)
 
 
 def first_product(
-    x: torch.Tensor,
+    x: Rows,
+    dtype: torch.dtype,
     w13: Stack,
     topk_ids: torch.Tensor,
     shape: tuple[int, int, int],
@@ -129,22 +143,22 @@ def first_product(
     activation: GatedActivation,
     first_expert: int,
 ) -> torch.Tensor:
-    """Return the gated values of each pair, [num_pairs, inner]; rows of pairs that lie elsewhere are not written."""
+    """Return the gated values of each pair, [num_pairs, inner] in dtype; rows of pairs that lie elsewhere are not written."""
     num_experts, hidden, inner = shape
     num_pairs = topk_ids.numel()
-    out = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
+    out = torch.empty((num_pairs, inner), dtype=dtype, device=x.data.device)
     tiles = few_tiles(hidden, w13.constants["SCALE_COLS"], matrices=2)
     _first_few_kernel[(triton.cdiv(inner, tiles.rows), num_pairs)](
-        x, topk_ids, x if bias is None else bias, out, *w13.arguments,
-        topk_ids.shape[1], num_experts, first_expert, hidden, inner, *x.stride(), *topk_ids.stride(), *_strides(bias),
-        activation.limit, activation.alpha, activation.up_offset, **w13.constants, BIASED=bias is not None,
+        x.data, x.scale, topk_ids, out if bias is None else bias, out, *w13.arguments,
+        topk_ids.shape[1], num_experts, first_expert, hidden, inner, *x.strides, *topk_ids.stride(), *_strides(bias),
+        activation.limit, activation.alpha, activation.up_offset, **_kinds(x), **w13.constants, BIASED=bias is not None,
         ACTIVATION=activation.kind, CLAMPED=activation.clamped, **_shape(tiles, hidden),
     )  # fmt: skip
     return out
 
 
 def second_product(
-    gated_rows: torch.Tensor,
+    gated_rows: Rows,
     w2: Stack,
     topk_ids: torch.Tensor,
     shape: tuple[int, int, int],
@@ -154,14 +168,19 @@ def second_product(
     """Return each pair's result, [num_pairs, hidden] float32; rows of pairs that lie elsewhere are not written."""
     num_experts, hidden, inner = shape
     num_pairs = topk_ids.numel()
-    out = torch.empty((num_pairs, hidden), dtype=torch.float32, device=gated_rows.device)
+    out = torch.empty((num_pairs, hidden), dtype=torch.float32, device=gated_rows.data.device)
     tiles = few_tiles(inner, w2.constants["SCALE_COLS"], matrices=1)
     _second_few_kernel[(triton.cdiv(hidden, tiles.rows), num_pairs)](
-        gated_rows, topk_ids, gated_rows if bias is None else bias, out, *w2.arguments,
-        topk_ids.shape[1], num_experts, first_expert, hidden, inner, *topk_ids.stride(), *_strides(bias),
-        **w2.constants, BIASED=bias is not None, **_shape(tiles, inner),
+        gated_rows.data, gated_rows.scale, topk_ids, out if bias is None else bias, out, *w2.arguments,
+        topk_ids.shape[1], num_experts, first_expert, hidden, inner, *gated_rows.strides[2:], *topk_ids.stride(), *_strides(bias),
+        **_kinds(gated_rows), **w2.constants, BIASED=bias is not None, **_shape(tiles, inner),
     )  # fmt: skip
     return out
+
+
+def _kinds(rows: Rows) -> dict[str, Any]:
+    """Without the dtype of matrix units, which are not used."""
+    return {name: rows.constants[name] for name in ("X_KIND", "X_COLS")}
 
 
 def _strides(bias: torch.Tensor | None) -> tuple[int, int]:

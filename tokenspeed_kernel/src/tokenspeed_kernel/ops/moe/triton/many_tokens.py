@@ -15,6 +15,7 @@ import triton.language as tl
 
 from tokenspeed_kernel.ops.moe.gate import GatedActivation
 from tokenspeed_kernel.ops.moe.triton.gate import gated
+from tokenspeed_kernel.ops.moe.triton.rows import Rows, row_values
 from tokenspeed_kernel.ops.moe.triton.sort import SortedPairs
 from tokenspeed_kernel.ops.moe.triton.tuning import Tiles
 from tokenspeed_kernel.ops.moe.triton.weights import Stack, load_tile, row_scales
@@ -39,9 +40,10 @@ def _find_rows(offsets_ptr, tile, num_experts, TOKENS: tl.constexpr, EXPERTS: tl
 
 @triton.jit
 def _first_many_kernel(
-    x_ptr, pair_of_row_ptr, offsets_ptr, bias_ptr, gated_ptr, data_ptr, scale_ptr, zero_ptr, total_ptr,
+    x_ptr, x_scale_ptr, pair_of_row_ptr, offsets_ptr, bias_ptr, gated_ptr, data_ptr, scale_ptr, zero_ptr, total_ptr,
     data_expert, data_row, data_col, scale_expert, scale_row, scale_col, zero_expert, zero_row, zero_col, total_expert,
-    top_k, num_experts, hidden, inner, x_row, x_col, bias_expert, bias_col, limit, alpha, up_offset,
+    top_k, num_experts, hidden, inner, x_row, x_col, x_scale_row, x_scale_col, bias_expert, bias_col, limit, alpha, up_offset,
+    X_KIND: tl.constexpr, X_COLS: tl.constexpr, DOT: tl.constexpr,
     KIND: tl.constexpr, SCALES: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLS: tl.constexpr, ZEROS: tl.constexpr,
     TOTAL: tl.constexpr, BIASED: tl.constexpr, ACTIVATION: tl.constexpr, CLAMPED: tl.constexpr,
     EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
@@ -63,24 +65,34 @@ def _first_many_kernel(
         for start in range(0, hidden, DEPTH):
             depth = start + tl.arange(0, DEPTH).to(tl.int64)
             x_mask = used[:, None] if EVEN else used[:, None] & (depth < hidden)[None, :]
-            x = tl.load(x_rows + depth[None, :] * x_col, mask=x_mask, other=0.0)
+            x = row_values(tl.load(x_rows + depth[None, :] * x_col, mask=x_mask, other=0.0), X_KIND, DOT)
             tile = load_tile(
                 data_ptr, scale_ptr, zero_ptr, rows, mask, start, hidden,
                 data_row, data_col, scale_row, scale_col, zero_row, zero_col,
-                KIND, SCALES, SCALE_ROWS, SCALE_COLS, ZEROS, ROWS, DEPTH, EVEN, x_ptr.dtype.element_ty,
+                KIND, SCALES, SCALE_ROWS, SCALE_COLS, ZEROS, ROWS, DEPTH, EVEN, DOT,
             )  # fmt: skip
             other = load_tile(
                 data_ptr, scale_ptr, zero_ptr, rows + inner, mask, start, hidden,
                 data_row, data_col, scale_row, scale_col, zero_row, zero_col,
-                KIND, SCALES, SCALE_ROWS, SCALE_COLS, ZEROS, ROWS, DEPTH, EVEN, x_ptr.dtype.element_ty,
+                KIND, SCALES, SCALE_ROWS, SCALE_COLS, ZEROS, ROWS, DEPTH, EVEN, DOT,
             )  # fmt: skip
-            if SCALE_COLS >= DEPTH:
-                gate += tl.dot(x, tl.trans(tile), input_precision="ieee") * row_scales(
-                    scale_ptr, rows, mask, start, scale_row, scale_col, SCALES, SCALE_ROWS, SCALE_COLS
-                )[None, :]
-                up += tl.dot(x, tl.trans(other), input_precision="ieee") * row_scales(
-                    scale_ptr, rows + inner, mask, start, scale_row, scale_col, SCALES, SCALE_ROWS, SCALE_COLS
-                )[None, :]
+            if SCALE_COLS >= DEPTH or X_KIND != "plain":
+                # Products of fp8 have few bits in the matrix unit's own sum: each step is added outside of it.
+                part = tl.dot(x, tl.trans(tile), input_precision="ieee")
+                other_part = tl.dot(x, tl.trans(other), input_precision="ieee")
+                if SCALE_COLS >= DEPTH:
+                    part *= row_scales(
+                        scale_ptr, rows, mask, start, scale_row, scale_col, SCALES, SCALE_ROWS, SCALE_COLS
+                    )[None, :]  # fmt: skip
+                    other_part *= row_scales(
+                        scale_ptr, rows + inner, mask, start, scale_row, scale_col, SCALES, SCALE_ROWS, SCALE_COLS
+                    )[None, :]  # fmt: skip
+                if X_COLS > 0:
+                    x_scales = tl.load(x_scale_ptr + tokens * x_scale_row + (start // X_COLS) * x_scale_col, mask=used, other=0.0)
+                    part *= x_scales[:, None]
+                    other_part *= x_scales[:, None]
+                gate += part
+                up += other_part
             else:
                 gate = tl.dot(x, tl.trans(tile), gate, input_precision="ieee")
                 up = tl.dot(x, tl.trans(other), up, input_precision="ieee")
@@ -91,6 +103,10 @@ def _first_many_kernel(
             total = tl.load(total_ptr + expert * total_expert)
             gate *= total
             up *= total
+        if X_KIND != "plain" and X_COLS == 0:
+            x_scales = tl.load(x_scale_ptr + tokens * x_scale_row, mask=used, other=0.0)
+            gate *= x_scales[:, None]
+            up *= x_scales[:, None]
         if BIASED:
             bias_ptr += expert * bias_expert
             gate += tl.load(bias_ptr + rows * bias_col, mask=mask, other=0.0).to(tl.float32)[None, :]
@@ -102,9 +118,10 @@ def _first_many_kernel(
 
 @triton.jit
 def _second_many_kernel(
-    gated_ptr, offsets_ptr, bias_ptr, out_ptr, data_ptr, scale_ptr, zero_ptr, total_ptr,
+    gated_ptr, gated_scale_ptr, offsets_ptr, bias_ptr, out_ptr, data_ptr, scale_ptr, zero_ptr, total_ptr,
     data_expert, data_row, data_col, scale_expert, scale_row, scale_col, zero_expert, zero_row, zero_col, total_expert,
-    num_experts, hidden, inner, bias_expert, bias_col,
+    num_experts, hidden, inner, gated_scale_row, gated_scale_col, bias_expert, bias_col,
+    X_KIND: tl.constexpr, X_COLS: tl.constexpr, DOT: tl.constexpr,
     KIND: tl.constexpr, SCALES: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLS: tl.constexpr, ZEROS: tl.constexpr,
     TOTAL: tl.constexpr, BIASED: tl.constexpr,
     EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
@@ -124,21 +141,30 @@ def _second_many_kernel(
             depth = start + tl.arange(0, DEPTH)
             x_mask = used[:, None] if EVEN else used[:, None] & (depth < inner)[None, :]
             x = tl.load(gated_ptr + places[:, None] * inner + depth[None, :], mask=x_mask, other=0.0)
+            x = row_values(x, X_KIND, DOT)
             tile = load_tile(
                 data_ptr, scale_ptr, zero_ptr, rows, mask, start, inner,
                 data_row, data_col, scale_row, scale_col, zero_row, zero_col,
-                KIND, SCALES, SCALE_ROWS, SCALE_COLS, ZEROS, ROWS, DEPTH, EVEN, gated_ptr.dtype.element_ty,
+                KIND, SCALES, SCALE_ROWS, SCALE_COLS, ZEROS, ROWS, DEPTH, EVEN, DOT,
             )  # fmt: skip
-            if SCALE_COLS >= DEPTH:
-                result += tl.dot(x, tl.trans(tile), input_precision="ieee") * row_scales(
-                    scale_ptr, rows, mask, start, scale_row, scale_col, SCALES, SCALE_ROWS, SCALE_COLS
-                )[None, :]
+            if SCALE_COLS >= DEPTH or X_KIND != "plain":
+                part = tl.dot(x, tl.trans(tile), input_precision="ieee")
+                if SCALE_COLS >= DEPTH:
+                    part *= row_scales(
+                        scale_ptr, rows, mask, start, scale_row, scale_col, SCALES, SCALE_ROWS, SCALE_COLS
+                    )[None, :]  # fmt: skip
+                if X_COLS > 0:
+                    place = gated_scale_ptr + places * gated_scale_row + (start // X_COLS) * gated_scale_col
+                    part *= tl.load(place, mask=used, other=0.0)[:, None]
+                result += part
             else:
                 result = tl.dot(x, tl.trans(tile), result, input_precision="ieee")
         if SCALES != "none" and SCALE_COLS == 0:
             result *= row_scales(scale_ptr, rows, mask, 0, scale_row, scale_col, SCALES, SCALE_ROWS, SCALE_COLS)[None, :]
         if TOTAL:
             result *= tl.load(total_ptr + expert * total_expert)
+        if X_KIND != "plain" and X_COLS == 0:
+            result *= tl.load(gated_scale_ptr + places * gated_scale_row, mask=used, other=0.0)[:, None]
         if BIASED:
             bias = tl.load(bias_ptr + expert * bias_expert + rows * bias_col, mask=mask, other=0.0)
             result += bias.to(tl.float32)[None, :]
@@ -147,7 +173,8 @@ def _second_many_kernel(
 
 
 def first_product(
-    x: torch.Tensor,
+    x: Rows,
+    dtype: torch.dtype,
     w13: Stack,
     order: SortedPairs,
     shape: tuple[int, int, int],
@@ -155,32 +182,34 @@ def first_product(
     activation: GatedActivation,
     tiles: Tiles,
 ) -> torch.Tensor:
-    """Return the gated values of each sorted row, [num_pairs, inner]; rows that no pair fills are not written."""
+    """Return the gated values of each sorted row, [num_pairs, inner] in dtype; rows that no pair fills are not written."""
     num_experts, hidden, inner = shape
-    out = torch.empty((order.pair_of_row.shape[0], inner), dtype=x.dtype, device=x.device)
+    out = torch.empty((order.pair_of_row.shape[0], inner), dtype=dtype, device=x.data.device)
     _first_many_kernel[_grid(inner, order, num_experts, tiles)](
-        x, order.pair_of_row, order.offsets, x if bias is None else bias, out, *w13.arguments,
-        order.row_of_pair.shape[1], num_experts, hidden, inner, *x.stride(), *_strides(bias),
-        activation.limit, activation.alpha, activation.up_offset, **w13.constants, BIASED=bias is not None,
+        x.data, x.scale, order.pair_of_row, order.offsets, out if bias is None else bias, out, *w13.arguments,
+        order.row_of_pair.shape[1], num_experts, hidden, inner, *x.strides, *_strides(bias),
+        activation.limit, activation.alpha, activation.up_offset, **x.constants, **w13.constants, BIASED=bias is not None,
         ACTIVATION=activation.kind, CLAMPED=activation.clamped, **_shape(tiles, num_experts, hidden),
     )  # fmt: skip
     return out
 
 
 def second_product(
-    gated_rows: torch.Tensor,
+    gated_rows: Rows,
+    dtype: torch.dtype,
     w2: Stack,
     order: SortedPairs,
     shape: tuple[int, int, int],
     bias: torch.Tensor | None,
     tiles: Tiles,
 ) -> torch.Tensor:
-    """Return each sorted row's result, [num_pairs, hidden] in x's dtype; rows that no pair fills are not written."""
+    """Return each sorted row's result, [num_pairs, hidden] in dtype; rows that no pair fills are not written."""
     num_experts, hidden, inner = shape
-    out = torch.empty((gated_rows.shape[0], hidden), dtype=gated_rows.dtype, device=gated_rows.device)
+    out = torch.empty((gated_rows.data.shape[0], hidden), dtype=dtype, device=gated_rows.data.device)
     _second_many_kernel[_grid(hidden, order, num_experts, tiles)](
-        gated_rows, order.offsets, gated_rows if bias is None else bias, out, *w2.arguments,
-        num_experts, hidden, inner, *_strides(bias), **w2.constants, BIASED=bias is not None, **_shape(tiles, num_experts, inner),
+        gated_rows.data, gated_rows.scale, order.offsets, out if bias is None else bias, out, *w2.arguments,
+        num_experts, hidden, inner, *gated_rows.strides[2:], *_strides(bias), **gated_rows.constants, **w2.constants,
+        BIASED=bias is not None, **_shape(tiles, num_experts, inner),
     )  # fmt: skip
     return out
 

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from tokenspeed_kernel.quantized import QuantizedTensor
 
-__all__ = ["Stack", "describe", "load_tile", "row_scales"]
+__all__ = ["Stack", "describe", "from_e4m3", "has_fp8", "load_tile", "row_scales"]
 
 
 class Stack(NamedTuple):
@@ -47,7 +47,7 @@ _SCALES = {"nvfp4": "e4m3", "mxfp4": "e8m0", "mxfp8_e4m3": "e8m0", "mxfp8_e5m2":
 
 
 @functools.cache
-def _has_fp8(device: torch.device) -> bool:
+def has_fp8(device: torch.device) -> bool:
     """Whether Triton converts fp8 on the device: NVIDIA's e4m3 from compute capability 8.9 on."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
 
@@ -62,7 +62,7 @@ def describe(stack: torch.Tensor | QuantizedTensor) -> Stack:
     logical = fmt.logical.removeprefix("mx") if fmt.logical.startswith("mxfp8") else fmt.logical
     kind = _KINDS.get(fmt.logical, logical.removeprefix("fp8_"))
     if kind in ("e4m3", "e5m2"):
-        if _has_fp8(data.device):
+        if has_fp8(data.device):
             kind = "fp8"
         else:
             data = data.view(torch.uint8)
@@ -89,7 +89,8 @@ def describe(stack: torch.Tensor | QuantizedTensor) -> Stack:
 
 
 @triton.jit
-def _from_e4m3(code):
+def from_e4m3(code):
+    """Values of fp8 codes, in float32."""
     magnitude = ((code & 0x7F).to(tl.int16) << 7).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
     magnitude = tl.where((code & 0x7F) == 0x7F, float("nan"), magnitude)
     return tl.where(code > 127, -magnitude, magnitude)
@@ -114,7 +115,7 @@ def _scale_values(stored, SCALES: tl.constexpr):
         bits = tl.where(stored == 0, 0x00400000, stored.to(tl.int32) << 23)
         values = tl.where(stored == 255, float("nan"), bits.to(tl.float32, bitcast=True))
     elif SCALES == "e4m3":
-        values = _from_e4m3(stored)
+        values = from_e4m3(stored)
     else:
         values = stored.to(tl.float32)
     return values
@@ -143,7 +144,7 @@ def load_tile(
         mask = row_mask[:, None] if EVEN else row_mask[:, None] & (depth < columns)[None, :]
         stored = tl.load(data_ptr + rows[:, None] * data_row + depth[None, :] * data_col, mask=mask, other=0.0)
         if KIND == "e4m3":
-            tile = _from_e4m3(stored)
+            tile = from_e4m3(stored)
         elif KIND == "e5m2":
             tile = _from_e5m2(stored)
         else:

@@ -61,7 +61,7 @@ def test_another_torch_that_is_installed_stays(setup: ModuleType, tmp_path: Path
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     site = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    _fake(site, "torch", "2.0.99")
+    _fake(site, "torch", "2.9.99+cpu")
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(setup, "pip_install", lambda _, *arguments: asked.append(arguments))
     setup.ensure_packages(python)
@@ -83,14 +83,14 @@ def _fake_source(folder: Path) -> None:
     folder.mkdir()
     (folder / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-        '[project]\nname = "ours"\nversion = "1.0"\ndependencies = ["torch"]\n'
+        '[project]\nname = "ours"\nversion = "1.0"\ndependencies = ["torch>=2.9"]\n'
     )
     (folder / "backend.py").write_text(
         "from pathlib import Path\n"
         "def prepare_metadata_for_build_wheel(directory, config_settings=None):\n"
         "    info = Path(directory) / 'ours-1.0.dist-info'\n"
         "    info.mkdir()\n"
-        "    (info / 'METADATA').write_text('Metadata-Version: 2.1\\nName: ours\\nVersion: 1.0\\nRequires-Dist: torch\\n')\n"
+        "    (info / 'METADATA').write_text('Metadata-Version: 2.1\\nName: ours\\nVersion: 1.0\\nRequires-Dist: torch>=2.9\\n')\n"
         "    return info.name\n"
         "def build_wheel(directory, config_settings=None, metadata_directory=None):\n"
         "    raise RuntimeError('only metadata are asked for')\n"

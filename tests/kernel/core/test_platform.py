@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tokenspeed_kernel.errors import PlatformError
-from tokenspeed_kernel.platform import KNOWN_PLATFORMS, Target, Vendor, current_platform, parse_platform, platform_of
+from tokenspeed_kernel.platform import KNOWN_PLATFORMS, Target, Vendor, _check_torch, current_platform, parse_platform, platform_of
 
 COVERED = {
     "sm_90a": {"sm_90"},
@@ -84,3 +84,14 @@ print(len(registry.ops()), "ops")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) >= 5
+
+
+@pytest.mark.parametrize("version", ["2.8.1", "2.8.0+cu128", "1.13.0"])
+def test_an_older_torch_is_refused_with_the_remedy(version: str) -> None:
+    with pytest.raises(ImportError, match=r"expected torch 2\.9 or later, got .*\nFix: pip install 'torch>=2\.9'\."):
+        _check_torch(version)
+
+
+@pytest.mark.parametrize("version", ["2.9.0", "2.9.0a0+git1234", "2.11.0+cu130", "2.13.0+cpu", "3.0.0.dev20270101"])
+def test_a_torch_of_the_range_is_taken(version: str) -> None:
+    _check_torch(version)

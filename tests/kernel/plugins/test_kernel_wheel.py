@@ -29,6 +29,7 @@ def test_two_hard_requirements_and_the_rest_are_extras(kernel_wheel: Path) -> No
     assert sorted(one.name for one in hard) == ["packaging", "torch"]
     torch_range = next(one.specifier for one in hard if one.name == "torch")
     assert all(torch_range.contains(version, prereleases=True) for version in ("2.9.0", "2.11.0", "2.13.0+cpu", "2.15.0", "3.0.0"))
+    assert not torch_range.contains("2.8.0")
     assert extras >= EXTRAS
     for extra in EXTRAS:
         assert [one.name for one in optional if one.marker is not None and one.marker.evaluate({"extra": extra})], extra

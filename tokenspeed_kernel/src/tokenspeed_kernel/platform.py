@@ -23,6 +23,24 @@ from tokenspeed_kernel.errors import PlatformError
 __all__ = ["KNOWN_PLATFORMS", "Platform", "Target", "Vendor", "current_platform", "parse_platform", "platform_of"]
 
 
+_LEAST_TORCH = (2, 9)
+
+
+def _check_torch(version: str) -> None:
+    """Refuse a torch that this package cannot run on; pip does, unless it was told to leave dependencies alone.
+
+    Raises:
+        ImportError: it is older.
+    """
+    found = tuple(int(part) for part in version.split(".")[:2])
+    if found < _LEAST_TORCH:
+        least = ".".join(map(str, _LEAST_TORCH))
+        raise ImportError(f"tokenspeed_kernel: expected torch {least} or later, got {version}\nFix: pip install 'torch>={least}'.")
+
+
+_check_torch(torch.__version__)
+
+
 class Vendor(StrEnum):
     """Who made the device."""
 

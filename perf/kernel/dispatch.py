@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -15,18 +16,27 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.distributed
 
 from perf.harness import Benchmark, Context, Row
 from tokenspeed_kernel import dispatch
+from tokenspeed_kernel.case import Case
 from tokenspeed_kernel.ops.attention import plan
+from tokenspeed_kernel.registry import collect_builtin
+from tokenspeed_kernel.testing import family_cases, public_op
+from tokenspeed_kernel.testing.tensors import tensors_of
 
 GOAL_US = 2.0
 """What was promised: less than this over a direct call."""
 _CALLS = 200
 
 
-def _cases() -> Iterator[tuple[str, str, tuple[Any, ...], dict[str, Any]]]:
-    """Yield (op, what is passed, positional arguments, keyword arguments); the shapes do not matter."""
+Call = tuple[str, str, tuple[Any, ...], dict[str, Any]]
+"""Op, what is special about the call, positional arguments, keyword arguments."""
+
+
+def _typical() -> Iterator[Call]:
+    """Calls as a model makes them; the sizes do not matter."""
     x, residual, weight = torch.randn(4, 64), torch.randn(4, 64), torch.randn(64)
     matrix, bias, ids = torch.randn(32, 64), torch.randn(32), torch.zeros(4, dtype=torch.int64)
     yield "norm.rms_norm", "", (x, weight), {"eps": 1e-5}
@@ -41,12 +51,55 @@ def _cases() -> Iterator[tuple[str, str, tuple[Any, ...], dict[str, Any]]]:
     yield "embedding.embedding", "out", (ids, matrix), {"out": torch.empty(4, 64)}
     q, k, table = torch.randn(4, 2, 32), torch.randn(4, 1, 32), torch.randn(16, 32)
     yield "rope.apply_rope", "", (q, k, ids, table), {}
-    cache = torch.zeros(4, 16, 1, 32)
-    yield "kvcache.write_kv", "", (k, k, cache, cache.clone(), ids), {}
+    keys, values = torch.zeros(4, 16, 1, 32), torch.zeros(4, 16, 1, 32)
+    yield "kvcache.write_kv", "", (k, torch.randn(4, 1, 32), keys, values, ids), {}
     pages, lengths = torch.zeros(4, 4, dtype=torch.int32), torch.full((4,), 9, dtype=torch.int32)
-    yield "attention.mha_decode", "", (q, cache, cache, pages, lengths), {"max_seqlen_k": 9}
+    yield "attention.mha_decode", "", (q, keys, values, pages, lengths), {"max_seqlen_k": 9}
     made = plan(pages, lengths, page_size=16, max_seqlen_k=9)
-    yield "attention.mha_decode", "plan", (q, cache, cache, pages, lengths), {"max_seqlen_k": 9, "plan": made}
+    yield "attention.mha_decode", "plan", (q, keys, values, pages, lengths), {"max_seqlen_k": 9, "plan": made}
+    starts = torch.tensor([0, 1, 2, 3, 4], dtype=torch.int32)
+    ragged = plan(pages, lengths, starts, page_size=16, max_seqlen_k=9)
+    sizes = {"max_seqlen_q": 1, "max_seqlen_k": 9, "plan": ragged}
+    yield "attention.mha_extend", "plan", (q, keys, values, pages, starts, lengths), sizes
+
+
+def _of_cases(op: str) -> Call | None:
+    """The smallest call among the op's cases that computes something, with contiguous operands if any has; None without one."""
+    found: list[tuple[bool, int, Case, dict[str, Any]]] = []
+    for case in family_cases(op.partition(".")[0]):
+        if case.op == op and not case.bench:
+            inputs = case.build(torch.Generator().manual_seed(0), torch.device("cpu"), (case.dtypes or (torch.float32,))[0])
+            tensors = [tensor for _, tensor in tensors_of(inputs)]
+            if tensors and all(tensor.numel() for tensor in tensors):
+                strided = not all(tensor.is_contiguous() for tensor in tensors)
+                found.append((strided, sum(tensor.numel() for tensor in tensors), case, inputs))
+    if not found:
+        return None
+    _, _, case, inputs = min(found, key=lambda one: one[:2])
+    label = case.label
+    if op.startswith("sampling.") and case.outputs:  # these make an absent output themselves; elsewhere the kernel does
+        results = public_op(op)(**inputs)
+        inputs |= zip(case.outputs, results if isinstance(results, tuple) else (results,), strict=True)
+        label += f", {', '.join(case.outputs)}"
+    if "group" in inputs:  # the group itself, as a model holds it, and equal shares
+        inputs = {name: value for name, value in inputs.items() if not name.endswith("sizes")}
+        inputs["group"] = torch.distributed.group.WORLD
+    parameters = inspect.signature(public_op(op)).parameters
+    leading = list(itertools.takewhile(lambda name: name in inputs, parameters))
+    positional = [name for name in leading if parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    keywords = {name: value for name, value in inputs.items() if name not in positional}
+    return op, label, tuple(inputs[name] for name in positional), keywords
+
+
+def calls() -> Iterator[Call]:
+    """Yield one or more calls of every op of the registry: the typical ones above, or else one from the op's cases."""
+    typical = list(_typical())
+    yield from typical
+    named = {call[0] for call in typical}
+    for op in collect_builtin().ops():
+        call = None if op in named else _of_cases(op)
+        if call is not None:
+            yield call
 
 
 def _empty_like(kernel: Callable[..., Any], result: object) -> Callable[..., Any]:
@@ -76,14 +129,40 @@ class _Default:
         return f"default_{self.index}"
 
 
-def _with_empty_kernel(public: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """Bind the op for these arguments, then put a function that does nothing in the kernel's place in its table."""
+def _with_empty_kernel(
+    name: str, public: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], object]:
+    """Bind the op for these arguments, put a function that does nothing in the kernel's place, and return a call of that function.
+
+    The call has the arguments that the op gives to its kernel, in the same way.
+    """
     dispatch.reset()
     result = public(*args, **kwargs)
-    (op,) = (op for op in dispatch.bound_ops() if op.table)
-    ((key, kernel),) = op.table.items()
-    op.table[key] = _empty_like(kernel, result)
-    return op.table[key]
+    # A kernel may call other ops, which are bound then too.
+    (op,) = (op for op in dispatch.bound_ops() if op.table and op.contract.name == name)
+    (kernel,) = op.table.values()
+    received: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def spy(*got: Any, **named: Any) -> Any:
+        received.append((got, named))
+        return result
+
+    _replace(op, spy)
+    public(*args, **kwargs)
+    ((got, named),) = received
+    empty = _empty_like(kernel, result)
+    _replace(op, empty)
+
+    def direct() -> None:
+        empty(*got, **named)
+
+    return direct
+
+
+def _replace(op: dispatch.BoundOp, kernel: Callable[..., Any]) -> None:
+    """Put it into the op's own tables, to which its module has references."""
+    op.table.update(dict.fromkeys(op.table, kernel))
+    op.seen.update({key: (looks_same, kernel) for key, (looks_same, _) in op.seen.items()})
 
 
 def _samples_us(ours: Callable[[], None], direct: Callable[[], None], count: int) -> tuple[list[float], list[float]]:
@@ -104,18 +183,13 @@ def _samples_us(ours: Callable[[], None], direct: Callable[[], None], count: int
 
 def run(context: Context) -> Iterator[Row]:
     """Yield one row for each op: microseconds over a direct call of the kernel with the same arguments."""
-    from tokenspeed_kernel.testing import public_op
-
-    for op, passed, args, kwargs in _cases():
+    for op, passed, args, kwargs in calls():
         label = f"{op}({passed})"
         public = public_op(op)
-        empty_kernel = _with_empty_kernel(public, args, kwargs)
+        direct = _with_empty_kernel(op, public, args, kwargs)
 
         def ours(public: Any = public, args: Any = args, kwargs: Any = kwargs) -> None:
             public(*args, **kwargs)
-
-        def direct(kernel: Any = empty_kernel, args: Any = args, kwargs: Any = kwargs) -> None:
-            kernel(*args, **kwargs)
 
         samples = _samples_us(ours, direct, 20 if context.quick else 300)
         least, usual = (reduce(samples[0]) - reduce(samples[1]) for reduce in (min, statistics.median))

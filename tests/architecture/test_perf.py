@@ -54,3 +54,15 @@ def test_a_ratio_above_one_is_always_better(repository: Path) -> None:
         "assert Row('a', None, 2.0, 'us').ratio is None\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=repository, check=True)
+
+
+def test_the_cost_of_every_op_is_measured(repository: Path) -> None:
+    """A new op needs a call in the benchmark of the overhead: its family's cases give one, or `perf/kernel/dispatch.py` does."""
+    code = (
+        "from perf.kernel.dispatch import calls\n"
+        "from tokenspeed_kernel.registry import collect_builtin\n"
+        "measured = {call[0] for call in calls()}\n"
+        "assert measured == set(collect_builtin().ops()), set(collect_builtin().ops()) ^ measured\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

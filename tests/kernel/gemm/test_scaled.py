@@ -173,7 +173,7 @@ def test_what_is_no_tensor_is_refused_by_name() -> None:
         (lambda: mm(x, np.zeros((4, 8), np.float32)), r"weight to be a tensor, got a ndarray"),
         (lambda: mm(x.to("meta"), weight.to("meta")), r"operands with data, got tensors on the meta device"),
         (lambda: mm(x.to("meta"), weight_of("fp8_e4m3@tensor", 4, 8).to("meta")), r"on the meta device"),
-        (lambda: mm(None, weight_of("fp8_e4m3@tensor", 4, 8)), r"x to be a tensor, got a NoneType"),
+        (lambda: mm(None, weight_of("fp8_e4m3@tensor", 4, 8)), r"x to be a tensor, got None"),
         (lambda: bmm(x.tolist(), weight), r"x to be a tensor, got a list"),
         (lambda: pack_weight("w"), r"weight to be a tensor, got a str"),
         (lambda: pack_weight(weight)(x.tolist()), r"x to be a tensor, got a list"),

@@ -18,6 +18,7 @@ import torch
 
 from tokenspeed_kernel.config import KernelConfig
 from tokenspeed_kernel.errors import KernelLoadError, ShapeError
+from tokenspeed_kernel.guards import NEVER, Recognize, recognizer
 from tokenspeed_kernel.platform import platform_of
 from tokenspeed_kernel.plugins import load_registry
 from tokenspeed_kernel.registry import Registry
@@ -27,6 +28,7 @@ from tokenspeed_kernel.spec import KernelSpec, OpContract
 from tokenspeed_kernel.traits import TraitValue
 
 __all__ = [
+    "NEW_CALL",
     "BoundOp",
     "Kernel",
     "bound_ops",
@@ -68,6 +70,9 @@ class BoundOp:
     An api calls `kernel`; or, where each 100 ns count, it looks into `table` with a flat key of its own and calls `bind`
     when nothing is there. The key must hold everything that `bind` is told, and may hold more (the dtype of a given
     output), so that what is checked on a miss need not be checked again.
+
+    An op with many operands looks into `seen` instead, with a key of what is not a tensor (and of a shape that often differs), and
+    asks the recognizer there about all operands at once; where that says no, it checks them and calls `remember`.
     """
 
     def __init__(self, contract: OpContract) -> None:
@@ -78,6 +83,7 @@ class BoundOp:
         """
         self.contract = contract
         self.table: dict[object, Kernel] = {}
+        self.seen: dict[object, tuple[Recognize, Kernel]] = {}
         _STATE.bound_ops.append(self)
 
     def kernel(
@@ -133,9 +139,26 @@ class BoundOp:
         with _STATE.lock:
             return select(default_registry(), request)
 
+    def remember(self, key: object, kernel: Kernel, *operands: torch.Tensor) -> None:
+        """Let calls under `key` whose operands look like these, which passed every check, have `kernel` without a further one.
+
+        Args:
+            key: all that the checks depend on beside how operands look: which optional ones are there, and the values of options.
+            kernel: bound for such a call.
+            operands: in the order in which the recognizer will get them.
+        """
+        if len(self.seen) >= _MAX_BOUND:
+            self.seen.clear()
+        self.seen[key] = (recognizer(*operands), kernel)
+
     def clear(self) -> None:
         """Forget every bound kernel."""
         self.table.clear()
+        self.seen.clear()
+
+
+NEW_CALL: Final[tuple[Recognize, Any]] = (NEVER, None)
+"""What a look-up in `BoundOp.seen` gives where nothing is there."""
 
 
 def check_devices(op: str, device: torch.device, **operands: torch.Tensor | None) -> None:

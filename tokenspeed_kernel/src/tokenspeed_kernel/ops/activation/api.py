@@ -8,6 +8,7 @@ from torch.compiler import is_compiling
 from tokenspeed_kernel.dispatch import BoundOp, Kernel, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.activation.contract import GELU_AND_MUL, SILU_AND_MUL, SWIGLU_CLAMPED
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["gelu_and_mul", "silu_and_mul", "swiglu_clamped"]
 
@@ -17,9 +18,7 @@ _swiglu_clamped = BoundOp(SWIGLU_CLAMPED)
 _gelu_and_mul = BoundOp(GELU_AND_MUL)
 
 
-def silu_and_mul(
-    gate_up: torch.Tensor, *, out: torch.Tensor | None = None, solution: str | None = None
-) -> torch.Tensor:
+def silu_and_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None, solution: str | None = None) -> torch.Tensor:
     """Gate one half of each row with the SiLU of the other: `gate / (1 + exp(-gate)) * up`.
 
     Args:
@@ -35,7 +34,11 @@ def silu_and_mul(
     if is_compiling():
         result: torch.Tensor = _library_silu_and_mul(gate_up, solution)
         return result if out is None else out.copy_(result)
-    return _run_silu_and_mul(gate_up, solution, out)
+    try:
+        return _run_silu_and_mul(gate_up, solution, out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(silu_and_mul, locals(), error)
+        raise
 
 
 def swiglu_clamped(
@@ -68,7 +71,11 @@ def swiglu_clamped(
     if is_compiling():
         result: torch.Tensor = _library_swiglu_clamped(gate_up, limit, alpha, up_offset, interleaved, solution)
         return result if out is None else out.copy_(result)
-    return _run_swiglu_clamped(gate_up, limit, alpha, up_offset, interleaved, solution, out)
+    try:
+        return _run_swiglu_clamped(gate_up, limit, alpha, up_offset, interleaved, solution, out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(swiglu_clamped, locals(), error)
+        raise
 
 
 def gelu_and_mul(
@@ -92,13 +99,15 @@ def gelu_and_mul(
     if is_compiling():
         result: torch.Tensor = _library_gelu_and_mul(gate_up, approximate, solution)
         return result if out is None else out.copy_(result)
-    return _run_gelu_and_mul(gate_up, approximate, solution, out)
+    try:
+        return _run_gelu_and_mul(gate_up, approximate, solution, out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(gelu_and_mul, locals(), error)
+        raise
 
 
 # The library op's implementation: a compiled graph calls it at run time, when nothing is being compiled any more.
-def _run_silu_and_mul(
-    gate_up: torch.Tensor, solution: str | None = None, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def _run_silu_and_mul(gate_up: torch.Tensor, solution: str | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
     shape, dtype = gate_up.shape, gate_up.dtype
     if not shape or shape[-1] % 2:
         raise _halves_error(SILU_AND_MUL.name, gate_up)

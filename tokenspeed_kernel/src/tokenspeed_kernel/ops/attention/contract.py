@@ -24,6 +24,7 @@ MHA_PREFILL: Final = OpContract(
     parameters=("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", *_OPTIONS),
     traits=(_HEAD_DIM, _CAUSAL, _WINDOW, _LOGIT_CAP, _SINKS, _LSE),
     summary="softmax attention of ragged queries to ragged keys",
+    by_position=True,
 )
 MHA_EXTEND: Final = OpContract(
     name="attention.mha_extend",
@@ -34,6 +35,7 @@ MHA_EXTEND: Final = OpContract(
     ),
     traits=(_HEAD_DIM, _PAGE_SIZE, _CAUSAL, _WINDOW, _LOGIT_CAP, _SINKS, _LSE),
     summary="softmax attention of each request's new queries to its paged cache",
+    by_position=True,
 )
 MHA_DECODE: Final = OpContract(
     name="attention.mha_decode",
@@ -69,6 +71,7 @@ MERGE_STATES: Final = OpContract(
     parameters=("outs", "lses", "out", "lse_out"),
     traits=(Trait("num_states", "partial states that are merged"), Trait("head_dim", "elements of one head's output")),
     summary="the attention state over all keys, from states over parts of them",
+    by_position=True,
 )
 
 CONTRACTS: Final = (MHA_PREFILL, MHA_EXTEND, MHA_DECODE, MHA_EXTEND_SCALED, MHA_DECODE_SCALED, MERGE_STATES)

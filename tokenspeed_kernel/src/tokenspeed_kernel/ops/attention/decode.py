@@ -7,17 +7,17 @@ from typing import Final, Literal, overload
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp
 from tokenspeed_kernel.ops.attention import library
 from tokenspeed_kernel.ops.attention.check import check_int32, check_operands, check_options, check_paged
 from tokenspeed_kernel.ops.attention.contract import MHA_DECODE
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["mha_decode"]
 
 _DECODE: Final = BoundOp(MHA_DECODE)
-_DECODE_TABLE: Final = _DECODE.table
-_INT32: Final = torch.int32
+_SEEN: Final = _DECODE.seen
 
 
 @overload
@@ -114,82 +114,56 @@ def mha_decode(
         )
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    cache_shape, dtype, cache_dtype = k_cache.shape, q.dtype, k_cache.dtype
     try:
-        num_reqs, num_heads, head_dim = q.shape
-        _, page_size, num_kv_heads, cache_dim = cache_shape
-    except ValueError:
-        check_operands("attention.mha_decode", q, k_cache, v_cache, 4)
-        raise
-    if (
-        v_cache.shape != cache_shape
-        or cache_dim != head_dim
-        or not num_kv_heads
-        or num_heads % num_kv_heads
-        or v_cache.dtype is not cache_dtype
-        or (not q.is_contiguous() and q.stride()[2] != 1)
-        or (not k_cache.is_contiguous() and k_cache.stride()[3] != 1)
-        or (not v_cache.is_contiguous() and v_cache.stride()[3] != 1)
-    ):
-        check_operands("attention.mha_decode", q, k_cache, v_cache, 4)
-    options = None
-    if sliding_window is not None or logit_cap is not None or sinks is not None or return_lse or out is not None:
-        check_options("attention.mha_decode", q, sliding_window, True, logit_cap, sinks, out)
-        options = (sliding_window is not None, logit_cap is not None, sinks is not None, return_lse)
-    # Ordinals of devices rather than devices: they are quicker to read, to compare and to hash. The host's and a meta tensor's are
-    # the same; kernels of the host refuse what has no memory.
-    ordinal, k_ordinal, v_ordinal = q.get_device(), k_cache.get_device(), v_cache.get_device()
-    # `plan.is_of`, without the call.
-    if (
-        plan is None
-        or page_table is not plan.page_table
-        or seq_lens is not plan.seq_lens
-        or page_size != plan.page_size
-        or max_seqlen_k > plan.max_keys
-        or plan.num_reqs != num_reqs
-        or plan.device != q.device
-    ):
-        try:
-            num_rows, max_pages = page_table.shape
-        except ValueError:
-            num_rows = max_pages = -1
-        if (
-            plan is not None
-            or num_rows != num_reqs
-            or seq_lens.ndim != 1
-            or seq_lens.numel() != num_reqs
-            or max_pages * page_size < max_seqlen_k
-            or page_table.dtype is not _INT32
-            or seq_lens.dtype is not _INT32
-            or page_table.get_device() != ordinal
-            or seq_lens.get_device() != ordinal
+        planned: tuple[int, torch.device] | None = None
+        operands: tuple[torch.Tensor, ...] = (q, k_cache, v_cache)
+        if plan is None:
+            operands += (page_table, seq_lens)
+        else:
+            planned = (plan.page_size, plan.device)
+        if sinks is not None:
+            operands += (sinks,)
+        if out is not None:
+            operands += (out,)
+        key = (q.shape, planned, sliding_window, logit_cap, sinks is None, return_lse, out is None, solution)
+        looks_same, kernel = _SEEN.get(key, NEW_CALL)
+        if not looks_same(*operands) or (
+            page_table.shape[1] * k_cache.shape[1] < max_seqlen_k
+            if plan is None
+            else plan.page_table is not page_table
+            or plan.seq_lens is not seq_lens
+            or plan.num_reqs != q.shape[0]
+            or plan.max_keys < max_seqlen_k
         ):
-            check_paged("attention.mha_decode", q, page_size, page_table, seq_lens, max_seqlen_k, plan)
-            check_int32("attention.mha_decode", "seq_lens", seq_lens, num_reqs, q)
-    other_dtype = None if cache_dtype is dtype else cache_dtype  # hashing a dtype is slow
-    key = (ordinal, k_ordinal, v_ordinal, dtype, other_dtype, head_dim, page_size, options, solution)
-    try:
-        kernel = _DECODE_TABLE[key]
-    except KeyError:
-        check_operands("attention.mha_decode", q, k_cache, v_cache, 4)  # their devices are in the key
-        traits = (head_dim, page_size, *(options or (False, False, False, False)))
-        kernel = _DECODE.bind(key, q.device, (dtype, cache_dtype, cache_dtype), traits, solution)
-    attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = kernel(
-        q,
-        k_cache,
-        v_cache,
-        page_table,
-        seq_lens,
-        max_seqlen_k,
-        softmax_scale,
-        sliding_window,
-        logit_cap,
-        sinks,
-        return_lse,
-        out,
-        plan,
-    )
-    return attended
+            op = MHA_DECODE.name
+            check_operands(op, q, k_cache, v_cache, 4)
+            check_options(op, q, sliding_window, True, logit_cap, sinks, out)
+            (num_reqs, _, head_dim), page_size = q.shape, k_cache.shape[1]
+            check_paged(op, q, page_size, page_table, seq_lens, max_seqlen_k, plan)
+            check_int32(op, "seq_lens", seq_lens, num_reqs, q)
+            limits = (sliding_window is not None, logit_cap is not None, sinks is not None)
+            dtypes = (q.dtype, k_cache.dtype, k_cache.dtype)
+            kernel = _DECODE.kernel(q.device, dtypes, (head_dim, page_size, *limits, return_lse), solution)
+            _DECODE.remember(key, kernel, *operands)
+        attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = kernel(
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            seq_lens,
+            max_seqlen_k,
+            softmax_scale,
+            sliding_window,
+            logit_cap,
+            sinks,
+            return_lse,
+            out,
+            plan,
+        )
+        return attended
+    except OPERAND_ERRORS as error:
+        refuse_kinds(mha_decode, locals(), error)
+        raise
 
 
 _DECODE_LIBRARY: Final = library.register("mha_decode", mha_decode)

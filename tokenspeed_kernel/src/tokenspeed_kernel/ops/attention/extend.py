@@ -7,11 +7,12 @@ from typing import Final, Literal, overload
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp
 from tokenspeed_kernel.ops.attention import library
 from tokenspeed_kernel.ops.attention.check import check_int32, check_operands, check_options, check_paged
 from tokenspeed_kernel.ops.attention.contract import MHA_EXTEND
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["mha_extend"]
 
@@ -129,57 +130,79 @@ def mha_extend(
         )
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    shape, cache_shape, dtype, cache_dtype, device = q.shape, k_cache.shape, q.dtype, k_cache.dtype, q.device
-    if (
-        len(shape) != 3
-        or len(cache_shape) != 4
-        or v_cache.shape != cache_shape
-        or cache_shape[3] != shape[2]
-        or not cache_shape[2]
-        or shape[1] % cache_shape[2]
-        or v_cache.dtype != cache_dtype
-        or q.stride()[2] != 1
-        or k_cache.stride()[3] != 1
-        or v_cache.stride()[3] != 1
-        or k_cache.device != device
-        or v_cache.device != device
-    ):
-        check_operands("attention.mha_extend", q, k_cache, v_cache, 4)
-    if sliding_window is not None or logit_cap is not None or sinks is not None or out is not None:
-        check_options("attention.mha_extend", q, sliding_window, causal, logit_cap, sinks, out)
-    page_size = cache_shape[1]
-    if (
-        plan is None
-        or plan.cu_seqlens_q is not cu_seqlens_q
-        or not plan.is_of(page_table, seq_lens, page_size, max_seqlen_k, device)
-    ):
-        check_paged("attention.mha_extend", q, page_size, page_table, seq_lens, max_seqlen_k, plan, cu_seqlens_q)
-        check_int32("attention.mha_extend", "cu_seqlens_q", cu_seqlens_q, seq_lens.shape[0] + 1, q)
-    window, cap, sink = sliding_window is not None, logit_cap is not None, sinks is not None
-    key = (device, dtype, cache_dtype, shape[2], page_size, causal, window, cap, sink, return_lse, solution)
-    kernel = _EXTEND.table.get(key)
-    if kernel is None:
-        traits = (shape[2], page_size, causal, window, cap, sink, return_lse)
-        kernel = _EXTEND.bind(key, device, (dtype, cache_dtype, cache_dtype), traits, solution)
-    attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = kernel(
-        q,
-        k_cache,
-        v_cache,
-        page_table,
-        cu_seqlens_q,
-        seq_lens,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        sliding_window=sliding_window,
-        logit_cap=logit_cap,
-        sinks=sinks,
-        return_lse=return_lse,
-        out=out,
-        plan=plan,
-    )
-    return attended
+    try:
+        planned: tuple[int, torch.device] | None = None
+        operands: tuple[torch.Tensor, ...] = (q, k_cache, v_cache)
+        if plan is None:
+            operands += (page_table, cu_seqlens_q, seq_lens)
+        else:
+            planned = (plan.page_size, plan.device)
+        if sinks is not None:
+            operands += (sinks,)
+        if out is not None:
+            operands += (out,)
+        key = (q.shape, planned, causal, sliding_window, logit_cap, sinks is None, return_lse, out is None, solution)
+        looks_same, kernel = _EXTEND.seen.get(key, NEW_CALL)
+        if not looks_same(*operands) or (
+            page_table.shape[1] * k_cache.shape[1] < max_seqlen_k
+            if plan is None
+            else plan.page_table is not page_table
+            or plan.seq_lens is not seq_lens
+            or plan.cu_seqlens_q is not cu_seqlens_q
+            or plan.max_keys < max_seqlen_k
+        ):
+            shape, cache_shape, dtype, cache_dtype, device = q.shape, k_cache.shape, q.dtype, k_cache.dtype, q.device
+            if (
+                len(shape) != 3
+                or len(cache_shape) != 4
+                or v_cache.shape != cache_shape
+                or cache_shape[3] != shape[2]
+                or not cache_shape[2]
+                or shape[1] % cache_shape[2]
+                or v_cache.dtype != cache_dtype
+                or q.stride()[2] != 1
+                or k_cache.stride()[3] != 1
+                or v_cache.stride()[3] != 1
+                or k_cache.device != device
+                or v_cache.device != device
+            ):
+                check_operands("attention.mha_extend", q, k_cache, v_cache, 4)
+            if sliding_window is not None or logit_cap is not None or sinks is not None or out is not None:
+                check_options("attention.mha_extend", q, sliding_window, causal, logit_cap, sinks, out)
+            page_size = cache_shape[1]
+            if (
+                plan is None
+                or plan.cu_seqlens_q is not cu_seqlens_q
+                or not plan.is_of(page_table, seq_lens, page_size, max_seqlen_k, device)
+            ):
+                check_paged("attention.mha_extend", q, page_size, page_table, seq_lens, max_seqlen_k, plan, cu_seqlens_q)
+                check_int32("attention.mha_extend", "cu_seqlens_q", cu_seqlens_q, seq_lens.shape[0] + 1, q)
+            window, cap, sink = sliding_window is not None, logit_cap is not None, sinks is not None
+            traits = (shape[2], page_size, causal, window, cap, sink, return_lse)
+            kernel = _EXTEND.kernel(device, (dtype, cache_dtype, cache_dtype), traits, solution)
+            _EXTEND.remember(key, kernel, *operands)
+        attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = kernel(
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            cu_seqlens_q,
+            seq_lens,
+            max_seqlen_q,
+            max_seqlen_k,
+            softmax_scale,
+            causal,
+            sliding_window,
+            logit_cap,
+            sinks,
+            return_lse,
+            out,
+            plan,
+        )
+        return attended
+    except OPERAND_ERRORS as error:
+        refuse_kinds(mha_extend, locals(), error)
+        raise
 
 
 _EXTEND_LIBRARY: Final = library.register("mha_extend", mha_extend)

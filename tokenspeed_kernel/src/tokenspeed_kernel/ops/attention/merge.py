@@ -8,9 +8,10 @@ from typing import Final, NoReturn
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.attention.contract import MERGE_STATES
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["merge_states"]
 
@@ -48,25 +49,37 @@ def merge_states(
     if is_compiling():
         result, lse = _LIBRARY_OP(list(outs), list(lses), solution)
         return (result if out is None else out.copy_(result)), (lse if lse_out is None else lse_out.copy_(lse))
-    num_states = len(outs)
-    if num_states == 0 or len(lses) != num_states:
-        expected, got = "at least one state, and one LSE for each output", f"{num_states} outputs and {len(lses)} LSEs"
-        raise ShapeError(MERGE_STATES.name, expected=expected, got=got)
-    first = outs[0]
-    shape, dtype, device = first.shape, first.dtype, first.device
-    if len(shape) != 3:
-        _refuse("outs[0] [num_tokens, num_heads, head_dim]", first)
-    rows = shape[:2]
-    for one in outs if out is None else (*outs, out):
-        if one.shape != shape or one.dtype is not dtype or one.device != device or one.stride(2) != 1:
-            _refuse(f"every output {list(shape)} {_name(dtype)} on {device}, last dimension contiguous", one)
-    for one in lses if lse_out is None else (*lses, lse_out):
-        if one.shape != rows or one.dtype is not _FLOAT32 or one.device != device:
-            _refuse(f"every LSE {list(rows)} float32 on {device}", one)
-    key = (device, dtype, num_states, shape[2], solution)
-    kernel = _MERGE.table.get(key) or _MERGE.bind(key, device, (dtype,), (num_states, shape[2]), solution)
-    merged: tuple[torch.Tensor, torch.Tensor] = kernel(outs, lses, out=out, lse_out=lse_out)
-    return merged
+    try:
+        operands: tuple[torch.Tensor, ...] = (*outs, *lses)
+        if out is not None:
+            operands += (out,)
+        if lse_out is not None:
+            operands += (lse_out,)
+        key = (len(outs), len(lses), out is None, lse_out is None, solution)
+        looks_same, kernel = _MERGE.seen.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            num_states = len(outs)
+            if num_states == 0 or len(lses) != num_states:
+                expected, got = "at least one state, and one LSE for each output", f"{num_states} outputs and {len(lses)} LSEs"
+                raise ShapeError(MERGE_STATES.name, expected=expected, got=got)
+            first = outs[0]
+            shape, dtype, device = first.shape, first.dtype, first.device
+            if len(shape) != 3:
+                _refuse("outs[0] [num_tokens, num_heads, head_dim]", first)
+            rows = shape[:2]
+            for one in outs if out is None else (*outs, out):
+                if one.shape != shape or one.dtype is not dtype or one.device != device or one.stride(2) != 1:
+                    _refuse(f"every output {list(shape)} {_name(dtype)} on {device}, last dimension contiguous", one)
+            for one in lses if lse_out is None else (*lses, lse_out):
+                if one.shape != rows or one.dtype is not _FLOAT32 or one.device != device:
+                    _refuse(f"every LSE {list(rows)} float32 on {device}", one)
+            kernel = _MERGE.kernel(device, (dtype,), (num_states, shape[2]), solution)
+            _MERGE.remember(key, kernel, *operands)
+        merged: tuple[torch.Tensor, torch.Tensor] = kernel(outs, lses, out, lse_out)
+        return merged
+    except OPERAND_ERRORS as error:
+        refuse_kinds(merge_states, locals(), error)
+        raise
 
 
 def _refuse(expected: str, got: torch.Tensor) -> NoReturn:
@@ -78,15 +91,11 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _eager(
-    outs: list[torch.Tensor], lses: list[torch.Tensor], solution: str | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _eager(outs: list[torch.Tensor], lses: list[torch.Tensor], solution: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     return merge_states(outs, lses, solution=solution)
 
 
-def _fake(
-    outs: list[torch.Tensor], lses: list[torch.Tensor], solution: str | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(outs: list[torch.Tensor], lses: list[torch.Tensor], solution: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     return outs[0].new_empty(outs[0].shape), lses[0].new_empty(lses[0].shape)
 
 

@@ -127,6 +127,10 @@ def plan(
         raise ShapeError("attention.plan", expected=f"seq_lens [{num_reqs}] int32", got=_shown(seq_lens))
     if cu_seqlens_q is not None and (cu_seqlens_q.shape != (num_reqs + 1,) or cu_seqlens_q.dtype != torch.int32):
         raise ShapeError("attention.plan", expected=f"cu_seqlens_q [{num_reqs + 1}] int32", got=_shown(cu_seqlens_q))
+    for name, one in (("seq_lens", seq_lens), ("cu_seqlens_q", cu_seqlens_q)):
+        if one is not None and one.device != page_table.device:  # ops that are given the plan do not look again
+            fix = f"move {name} with .to({str(page_table.device)!r})"
+            raise ShapeError("attention.plan", expected=f"{name} on {page_table.device}", got=str(one.device), fix=fix)
     if page_size < 1 or max_seqlen_k > page_table.shape[1] * page_size:
         raise ShapeError(
             "attention.plan",

@@ -7,12 +7,13 @@ from typing import Any, Final
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.attention import library
 from tokenspeed_kernel.ops.attention.check import check_int32, check_operands, check_options, check_paged
 from tokenspeed_kernel.ops.attention.contract import MHA_DECODE_SCALED, MHA_EXTEND_SCALED
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 from tokenspeed_kernel.signature import Format
 
 __all__ = ["mha_decode_scaled", "mha_extend_scaled"]
@@ -65,21 +66,61 @@ def mha_decode_scaled(
     Source: FP8 Formats for Deep Learning, arXiv:2209.05433; attention as in `mha_decode`.
     """
     if is_compiling():
-        operands = (q, k_cache, v_cache, page_table, seq_lens, k_scale, v_scale, max_seqlen_k)
-        result, lse = _DECODE_LIBRARY(*operands, softmax_scale, sliding_window, logit_cap, sinks, return_lse, solution)
+        inputs = (q, k_cache, v_cache, page_table, seq_lens, k_scale, v_scale, max_seqlen_k)
+        result, lse = _DECODE_LIBRARY(*inputs, softmax_scale, sliding_window, logit_cap, sinks, return_lse, solution)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    op = MHA_DECODE_SCALED.name
-    stored = _scaled_formats(op, q, k_cache, v_cache, k_scale, v_scale)
-    check_options(op, q, sliding_window, True, logit_cap, sinks, out)
-    page_size, head_dim = k_cache.shape[1], q.shape[2]
-    check_paged(op, q, page_size, page_table, seq_lens, max_seqlen_k, plan)
-    check_int32(op, "seq_lens", seq_lens, q.shape[0], q)
-    traits = (head_dim, page_size, sliding_window is not None, logit_cap is not None, sinks is not None, return_lse)
-    kernel = _DECODE.kernel(q.device, (q.dtype, *stored), traits, solution)
-    options = (max_seqlen_k, softmax_scale, sliding_window, logit_cap, sinks, return_lse, out, plan)
-    attended: Attended = kernel(q, k_cache, v_cache, page_table, seq_lens, k_scale, v_scale, *options)
-    return attended
+    try:
+        planned: tuple[int, torch.device] | None = None
+        operands: tuple[torch.Tensor, ...] = (q, k_cache, v_cache, k_scale, v_scale)
+        if plan is None:
+            operands += (page_table, seq_lens)
+        else:
+            planned = (plan.page_size, plan.device)
+        if sinks is not None:
+            operands += (sinks,)
+        if out is not None:
+            operands += (out,)
+        key = (q.shape, planned, sliding_window, logit_cap, sinks is None, return_lse, out is None, solution)
+        looks_same, kernel = _DECODE.seen.get(key, NEW_CALL)
+        if not looks_same(*operands) or (
+            page_table.shape[1] * k_cache.shape[1] < max_seqlen_k
+            if plan is None
+            else plan.page_table is not page_table
+            or plan.seq_lens is not seq_lens
+            or plan.num_reqs != q.shape[0]
+            or plan.max_keys < max_seqlen_k
+        ):
+            op = MHA_DECODE_SCALED.name
+            stored = _scaled_formats(op, q, k_cache, v_cache, k_scale, v_scale)
+            check_options(op, q, sliding_window, True, logit_cap, sinks, out)
+            page_size, head_dim = k_cache.shape[1], q.shape[2]
+            check_paged(op, q, page_size, page_table, seq_lens, max_seqlen_k, plan)
+            check_int32(op, "seq_lens", seq_lens, q.shape[0], q)
+            traits = (head_dim, page_size, sliding_window is not None, logit_cap is not None, sinks is not None, return_lse)
+            kernel = _DECODE.kernel(q.device, (q.dtype, *stored), traits, solution)
+            _DECODE.remember(key, kernel, *operands)
+        attended: Attended = kernel(
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            seq_lens,
+            k_scale,
+            v_scale,
+            max_seqlen_k,
+            softmax_scale,
+            sliding_window,
+            logit_cap,
+            sinks,
+            return_lse,
+            out,
+            plan,
+        )
+        return attended
+    except OPERAND_ERRORS as error:
+        refuse_kinds(mha_decode_scaled, locals(), error)
+        raise
 
 
 def mha_extend_scaled(
@@ -127,22 +168,65 @@ def mha_extend_scaled(
     Source: FP8 Formats for Deep Learning, arXiv:2209.05433; attention as in `mha_extend`.
     """
     if is_compiling():
-        operands = (q, k_cache, v_cache, page_table, cu_seqlens_q, seq_lens, k_scale, v_scale, max_seqlen_q, max_seqlen_k)
+        inputs = (q, k_cache, v_cache, page_table, cu_seqlens_q, seq_lens, k_scale, v_scale, max_seqlen_q, max_seqlen_k)
         options: tuple[Any, ...] = (softmax_scale, causal, sliding_window, logit_cap, sinks, return_lse, solution)
-        result, lse = _EXTEND_LIBRARY(*operands, *options)
+        result, lse = _EXTEND_LIBRARY(*inputs, *options)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    op = MHA_EXTEND_SCALED.name
-    stored = _scaled_formats(op, q, k_cache, v_cache, k_scale, v_scale)
-    check_options(op, q, sliding_window, causal, logit_cap, sinks, out)
-    page_size, head_dim = k_cache.shape[1], q.shape[2]
-    check_paged(op, q, page_size, page_table, seq_lens, max_seqlen_k, plan, cu_seqlens_q)
-    check_int32(op, "cu_seqlens_q", cu_seqlens_q, seq_lens.shape[0] + 1, q)
-    limits = (sliding_window is not None, logit_cap is not None, sinks is not None)
-    kernel = _EXTEND.kernel(q.device, (q.dtype, *stored), (head_dim, page_size, causal, *limits, return_lse), solution)
-    options = (max_seqlen_q, max_seqlen_k, softmax_scale, causal, sliding_window, logit_cap, sinks, return_lse, out, plan)
-    attended: Attended = kernel(q, k_cache, v_cache, page_table, cu_seqlens_q, seq_lens, k_scale, v_scale, *options)
-    return attended
+    try:
+        planned: tuple[int, torch.device] | None = None
+        operands: tuple[torch.Tensor, ...] = (q, k_cache, v_cache, k_scale, v_scale)
+        if plan is None:
+            operands += (page_table, cu_seqlens_q, seq_lens)
+        else:
+            planned = (plan.page_size, plan.device)
+        if sinks is not None:
+            operands += (sinks,)
+        if out is not None:
+            operands += (out,)
+        key = (q.shape, planned, causal, sliding_window, logit_cap, sinks is None, return_lse, out is None, solution)
+        looks_same, kernel = _EXTEND.seen.get(key, NEW_CALL)
+        if not looks_same(*operands) or (
+            page_table.shape[1] * k_cache.shape[1] < max_seqlen_k
+            if plan is None
+            else plan.page_table is not page_table
+            or plan.seq_lens is not seq_lens
+            or plan.cu_seqlens_q is not cu_seqlens_q
+            or plan.max_keys < max_seqlen_k
+        ):
+            op = MHA_EXTEND_SCALED.name
+            stored = _scaled_formats(op, q, k_cache, v_cache, k_scale, v_scale)
+            check_options(op, q, sliding_window, causal, logit_cap, sinks, out)
+            page_size, head_dim = k_cache.shape[1], q.shape[2]
+            check_paged(op, q, page_size, page_table, seq_lens, max_seqlen_k, plan, cu_seqlens_q)
+            check_int32(op, "cu_seqlens_q", cu_seqlens_q, seq_lens.shape[0] + 1, q)
+            limits = (sliding_window is not None, logit_cap is not None, sinks is not None)
+            kernel = _EXTEND.kernel(q.device, (q.dtype, *stored), (head_dim, page_size, causal, *limits, return_lse), solution)
+            _EXTEND.remember(key, kernel, *operands)
+        attended: Attended = kernel(
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            cu_seqlens_q,
+            seq_lens,
+            k_scale,
+            v_scale,
+            max_seqlen_q,
+            max_seqlen_k,
+            softmax_scale,
+            causal,
+            sliding_window,
+            logit_cap,
+            sinks,
+            return_lse,
+            out,
+            plan,
+        )
+        return attended
+    except OPERAND_ERRORS as error:
+        refuse_kinds(mha_extend_scaled, locals(), error)
+        raise
 
 
 def _scaled_formats(

@@ -37,6 +37,7 @@ ALL_REDUCE = OpContract(
     parameters=("x", "group", "reduce", "out"),
     traits=(_BACKEND, _WORLD_SIZE, _REDUCE),
     summary="the sum (or max, min) of all processes' x, on every process",
+    by_position=True,
 )
 REDUCE_SCATTER = OpContract(
     name="comm.reduce_scatter",
@@ -44,6 +45,7 @@ REDUCE_SCATTER = OpContract(
     parameters=("x", "group", "reduce", "sizes", "out"),
     traits=(_BACKEND, _WORLD_SIZE, _REDUCE, _UNEVEN),
     summary="each process's share of the rows of the sum (or max, min) of all processes' x",
+    by_position=True,
 )
 ALL_GATHER = OpContract(
     name="comm.all_gather",
@@ -51,6 +53,7 @@ ALL_GATHER = OpContract(
     parameters=("x", "group", "sizes", "out"),
     traits=(_BACKEND, _WORLD_SIZE, _UNEVEN),
     summary="the rows of all processes' x in order of rank, on every process",
+    by_position=True,
 )
 ALL_TO_ALL = OpContract(
     name="comm.all_to_all",
@@ -58,6 +61,7 @@ ALL_TO_ALL = OpContract(
     parameters=("x", "group", "send_sizes", "receive_sizes", "out"),
     traits=(_BACKEND, _WORLD_SIZE, _UNEVEN),
     summary="a share of the rows of x to each process, and what each sends to this one, in order of rank",
+    by_position=True,
 )
 ALL_REDUCE_ADD_RMS_NORM = OpContract(
     name="comm.all_reduce_add_rms_norm",
@@ -65,5 +69,6 @@ ALL_REDUCE_ADD_RMS_NORM = OpContract(
     parameters=("x", "residual", "weight", "group", "eps", "out", "residual_out"),
     traits=(_BACKEND, _WORLD_SIZE),
     summary="residual_out = all_reduce(x) + residual; out = rms_norm(residual_out, weight)",
+    by_position=True,
 )
 CONTRACTS = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, ALL_REDUCE_ADD_RMS_NORM)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.comm.checks import require_out
 from tokenspeed_kernel.ops.comm.contract import ALL_REDUCE_ADD_RMS_NORM
 from tokenspeed_kernel.ops.comm.group import Group, group_name, resolve_group
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["all_reduce_add_rms_norm"]
 
@@ -51,7 +52,11 @@ def all_reduce_add_rms_norm(
     if is_compiling():
         normed, total = _library_fused(x, residual, weight, group_name(_OP, group), eps, solution)
         return (normed if out is None else out.copy_(normed), total if residual_out is None else residual_out.copy_(total))
-    return _run(x, residual, weight, group, eps, solution, out, residual_out)
+    try:
+        return _run(x, residual, weight, group, eps, solution, out, residual_out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(all_reduce_add_rms_norm, locals(), error)
+        raise
 
 
 # The library op's implementation: a compiled graph calls it at run time, when nothing is being compiled any more.
@@ -65,24 +70,32 @@ def _run(
     out: torch.Tensor | None = None,
     residual_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    shape, device = x.shape, x.device
-    if not shape or weight.shape != (shape[-1],):
-        raise ShapeError(
-            _OP, expected="x [..., hidden] and weight [hidden]", got=f"x {list(shape)} and weight {list(weight.shape)}"
-        )
-    check_devices(_OP, device, weight=weight)
-    require_out(_OP, "residual", residual, shape, x)
-    if out is not None:
-        require_out(_OP, "out", out, shape, x)
-    if residual_out is not None:
-        require_out(_OP, "residual_out", residual_out, shape, x)
-        if residual_out is out:
-            raise ShapeError(_OP, expected="out and residual_out apart", got="one tensor for both", fix="give two")
+    device = x.device
     found, backend, world_size = resolve_group(_OP, group, device)
-    kernel = _fused.kernel(device, (x.dtype, residual.dtype, weight.dtype), (backend, world_size), solution)
-    result: tuple[torch.Tensor, torch.Tensor] = kernel(
-        x, residual, weight, found, eps=eps, out=out, residual_out=residual_out
-    )
+    operands: tuple[torch.Tensor, ...] = (x, residual, weight)
+    if out is not None:
+        operands += (out,)
+    if residual_out is not None:
+        operands += (residual_out,)
+    key = (x.shape, backend, world_size, out is None, residual_out is None, solution)
+    looks_same, kernel = _fused.seen.get(key, NEW_CALL)
+    if not looks_same(*operands) or (out is not None and residual_out is out):
+        shape = x.shape
+        if not shape or weight.shape != (shape[-1],):
+            raise ShapeError(
+                _OP, expected="x [..., hidden] and weight [hidden]", got=f"x {list(shape)} and weight {list(weight.shape)}"
+            )
+        check_devices(_OP, device, weight=weight)
+        require_out(_OP, "residual", residual, shape, x)
+        if out is not None:
+            require_out(_OP, "out", out, shape, x)
+        if residual_out is not None:
+            require_out(_OP, "residual_out", residual_out, shape, x)
+            if residual_out is out:
+                raise ShapeError(_OP, expected="out and residual_out apart", got="one tensor for both", fix="give two")
+        kernel = _fused.kernel(device, (x.dtype, residual.dtype, weight.dtype), (backend, world_size), solution)
+        _fused.remember(key, kernel, *operands)
+    result: tuple[torch.Tensor, torch.Tensor] = kernel(x, residual, weight, found, eps, out, residual_out)
     return result
 
 

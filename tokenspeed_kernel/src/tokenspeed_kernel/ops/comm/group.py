@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -43,14 +45,27 @@ def resolve_group(op: str, group: Group, device: torch.device) -> tuple[_Process
                 f"{op}: expected a process group that this process belongs to, its name or None, got {got}\n"
                 "Fix: call it only on the processes that the group was made of."
             )
+    known, known_device, backend, world_size = _LAST[0]
+    if known() is found and known_device == device:
+        return found, backend, world_size
     try:
-        backend: str = found._get_backend(device).name()
+        backend = found._get_backend(device).name()
     except RuntimeError as error:
         raise GroupError(
             f"{op}: expected a group with a back end for {device.type} tensors, got {group or 'the default group'!s} without\n"
             f'Fix: make the group with one, such as init_process_group("cpu:gloo,cuda:nccl"): {str(error).splitlines()[0]}'
         ) from error
+    _remember(found, device, backend)
     return found, backend, found.size()
+
+
+_LAST: Final[list[tuple[Callable[[], object], torch.device | None, str, int]]] = [(lambda: None, None, "", 0)]
+"""The group of the last call with its device, back end and size: asking it again costs as much as all other checks together. By a
+weak reference, so that a group that was destroyed can go."""
+
+
+def _remember(group: _ProcessGroup, device: torch.device, backend: str) -> None:
+    _LAST[0] = weakref.ref(group), device, backend, group.size()
 
 
 def group_name(op: str, group: Group) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.comm.checks import even_share, require_out, require_sizes
 from tokenspeed_kernel.ops.comm.contract import ALL_GATHER, ALL_TO_ALL
 from tokenspeed_kernel.ops.comm.group import Group, group_name, resolve_group
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["all_gather", "all_to_all"]
 
@@ -47,7 +48,11 @@ def all_gather(
         counts = None if sizes is None else list(sizes)
         result: torch.Tensor = _library_all_gather(x, group_name(ALL_GATHER.name, group), counts, solution)
         return result if out is None else out.copy_(result)
-    return _run_all_gather(x, group, sizes, solution, out)
+    try:
+        return _run_all_gather(x, group, sizes, solution, out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(all_gather, locals(), error)
+        raise
 
 
 def all_to_all(
@@ -81,12 +86,14 @@ def all_to_all(
         receive = None if receive_sizes is None else list(receive_sizes)
         result: torch.Tensor = _library_all_to_all(x, group_name(ALL_TO_ALL.name, group), send, receive, solution)
         return result if out is None else out.copy_(result)
-    return _run_all_to_all(x, group, send_sizes, receive_sizes, solution, out)
+    try:
+        return _run_all_to_all(x, group, send_sizes, receive_sizes, solution, out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(all_to_all, locals(), error)
+        raise
 
 
-def _gathered(
-    x: torch.Tensor, sizes: Sequence[int] | None, rank: int, world_size: int
-) -> tuple[_Counts | None, tuple[int, ...]]:
+def _gathered(x: torch.Tensor, sizes: Sequence[int] | None, rank: int, world_size: int) -> tuple[_Counts | None, tuple[int, ...]]:
     """The row counts where they differ, and the shape of the whole."""
     op, shape = ALL_GATHER.name, x.shape
     if not shape:
@@ -109,17 +116,22 @@ def _run_all_gather(
 ) -> torch.Tensor:
     device = x.device
     found, backend, world_size = resolve_group(ALL_GATHER.name, group, device)
-    counts, shape = _gathered(x, sizes, found.rank(), world_size)
-    if out is not None:
-        require_out(ALL_GATHER.name, "out", out, shape, x)
-    kernel = _all_gather.kernel(device, (x.dtype,), (backend, world_size, counts is not None), solution)
-    result: torch.Tensor = kernel(x, found, sizes=counts, out=out)
+    operands = (x,) if out is None else (x, out)
+    key = (x.shape, backend, world_size, out is None, solution)
+    looks_same, kernel = _all_gather.seen.get(key, NEW_CALL)
+    counts = None
+    if sizes is not None or not looks_same(*operands):  # lists of counts are looked at each time
+        counts, shape = _gathered(x, sizes, found.rank(), world_size)
+        if out is not None:
+            require_out(ALL_GATHER.name, "out", out, shape, x)
+        kernel = _all_gather.kernel(device, (x.dtype,), (backend, world_size, counts is not None), solution)
+        if sizes is None:
+            _all_gather.remember(key, kernel, *operands)
+    result: torch.Tensor = kernel(x, found, counts, out)
     return result
 
 
-def _fake_all_gather(
-    x: torch.Tensor, group: str, sizes: list[int] | None = None, solution: str | None = None
-) -> torch.Tensor:
+def _fake_all_gather(x: torch.Tensor, group: str, sizes: list[int] | None = None, solution: str | None = None) -> torch.Tensor:
     found, _, world_size = resolve_group(ALL_GATHER.name, group, x.device)
     return x.new_empty(_gathered(x, sizes, found.rank(), world_size)[1])
 
@@ -165,11 +177,19 @@ def _run_all_to_all(
 ) -> torch.Tensor:
     device = x.device
     found, backend, world_size = resolve_group(ALL_TO_ALL.name, group, device)
-    send, receive, shape = _exchanged(x, send_sizes, receive_sizes, found.rank(), world_size)
-    if out is not None:
-        require_out(ALL_TO_ALL.name, "out", out, shape, x)
-    kernel = _all_to_all.kernel(device, (x.dtype,), (backend, world_size, send is not None), solution)
-    result: torch.Tensor = kernel(x, found, send_sizes=send, receive_sizes=receive, out=out)
+    operands = (x,) if out is None else (x, out)
+    key = (x.shape, backend, world_size, out is None, solution)
+    looks_same, kernel = _all_to_all.seen.get(key, NEW_CALL)
+    send = receive = None
+    even = send_sizes is None and receive_sizes is None
+    if not even or not looks_same(*operands):  # lists of counts are looked at each time
+        send, receive, shape = _exchanged(x, send_sizes, receive_sizes, found.rank(), world_size)
+        if out is not None:
+            require_out(ALL_TO_ALL.name, "out", out, shape, x)
+        kernel = _all_to_all.kernel(device, (x.dtype,), (backend, world_size, send is not None), solution)
+        if even:
+            _all_to_all.remember(key, kernel, *operands)
+    result: torch.Tensor = kernel(x, found, send, receive, out)
     return result
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.comm.checks import even_share, require_out, require_reduce, require_sizes
 from tokenspeed_kernel.ops.comm.contract import ALL_REDUCE, REDUCE_SCATTER, REDUCTIONS
 from tokenspeed_kernel.ops.comm.group import Group, group_name, resolve_group
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["all_reduce", "reduce_scatter"]
 
@@ -44,7 +45,11 @@ def all_reduce(
     if is_compiling():
         result: torch.Tensor = _library_all_reduce(x, group_name(ALL_REDUCE.name, group), reduce, solution)
         return result if out is None else out.copy_(result)
-    return _run_all_reduce(x, group, reduce, solution, out)
+    try:
+        return _run_all_reduce(x, group, reduce, solution, out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(all_reduce, locals(), error)
+        raise
 
 
 def reduce_scatter(
@@ -77,7 +82,11 @@ def reduce_scatter(
         name = group_name(REDUCE_SCATTER.name, group)
         result: torch.Tensor = _library_reduce_scatter(x, name, reduce, counts, solution)
         return result if out is None else out.copy_(result)
-    return _run_reduce_scatter(x, group, reduce, sizes, solution, out)
+    try:
+        return _run_reduce_scatter(x, group, reduce, sizes, solution, out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(reduce_scatter, locals(), error)
+        raise
 
 
 # The library op's implementation: a compiled graph calls it at run time, when nothing is being compiled any more.
@@ -90,11 +99,16 @@ def _run_all_reduce(
 ) -> torch.Tensor:
     device = x.device
     found, backend, world_size = resolve_group(ALL_REDUCE.name, group, device)
-    require_reduce(ALL_REDUCE.name, reduce, REDUCTIONS)
-    if out is not None:
-        require_out(ALL_REDUCE.name, "out", out, x.shape, x)
-    kernel = _all_reduce.kernel(device, (x.dtype,), (backend, world_size, reduce), solution)
-    result: torch.Tensor = kernel(x, found, reduce=reduce, out=out)
+    operands = (x,) if out is None else (x, out)
+    key = (x.shape, backend, world_size, reduce, out is None, solution)
+    looks_same, kernel = _all_reduce.seen.get(key, NEW_CALL)
+    if not looks_same(*operands):
+        require_reduce(ALL_REDUCE.name, reduce, REDUCTIONS)
+        if out is not None:
+            require_out(ALL_REDUCE.name, "out", out, x.shape, x)
+        kernel = _all_reduce.kernel(device, (x.dtype,), (backend, world_size, reduce), solution)
+        _all_reduce.remember(key, kernel, *operands)
+    result: torch.Tensor = kernel(x, found, reduce, out)
     return result
 
 
@@ -127,12 +141,19 @@ def _run_reduce_scatter(
 ) -> torch.Tensor:
     device = x.device
     found, backend, world_size = resolve_group(REDUCE_SCATTER.name, group, device)
-    require_reduce(REDUCE_SCATTER.name, reduce, REDUCTIONS)
-    counts, shape = _share(x, sizes, found.rank(), world_size)
-    if out is not None:
-        require_out(REDUCE_SCATTER.name, "out", out, shape, x)
-    kernel = _reduce_scatter.kernel(device, (x.dtype,), (backend, world_size, reduce, counts is not None), solution)
-    result: torch.Tensor = kernel(x, found, reduce=reduce, sizes=counts, out=out)
+    operands = (x,) if out is None else (x, out)
+    key = (x.shape, backend, world_size, reduce, out is None, solution)
+    looks_same, kernel = _reduce_scatter.seen.get(key, NEW_CALL)
+    counts = None
+    if sizes is not None or not looks_same(*operands):  # lists of counts are looked at each time
+        require_reduce(REDUCE_SCATTER.name, reduce, REDUCTIONS)
+        counts, shape = _share(x, sizes, found.rank(), world_size)
+        if out is not None:
+            require_out(REDUCE_SCATTER.name, "out", out, shape, x)
+        kernel = _reduce_scatter.kernel(device, (x.dtype,), (backend, world_size, reduce, counts is not None), solution)
+        if sizes is None:
+            _reduce_scatter.remember(key, kernel, *operands)
+    result: torch.Tensor = kernel(x, found, reduce, counts, out)
     return result
 
 

@@ -31,6 +31,7 @@ INDEXER_SCORES: Final = OpContract(
     ),
     traits=(_INDEX_DIM, _INDEX_HEADS),
     summary="each query's score for each key of its request, in a paged cache",
+    by_position=True,
 )
 INDEXER_SCORES_RAGGED: Final = OpContract(
     name="dsa.indexer_scores_ragged",
@@ -41,6 +42,7 @@ INDEXER_SCORES_RAGGED: Final = OpContract(
     ),
     traits=(_INDEX_DIM, _INDEX_HEADS),
     summary="each query's score for each key of its request, one request after the other",
+    by_position=True,
 )
 TOPK_SLOTS: Final = OpContract(
     name="dsa.topk_slots",
@@ -48,6 +50,7 @@ TOPK_SLOTS: Final = OpContract(
     parameters=("scores", "k", "page_table", "cu_seqlens_q", "page_size", "out"),
     traits=(Trait("k", "entries that are taken of each row"),),
     summary="slots of the k best scores of each row, in the order of their positions",
+    by_position=True,
 )
 _SPARSE: Final = ("q", "kv_cache", "slots", "softmax_scale", "latent_dim", "return_lse", "out")
 SPARSE_DECODE: Final = OpContract(
@@ -56,6 +59,7 @@ SPARSE_DECODE: Final = OpContract(
     parameters=_SPARSE,
     traits=(_LATENT_DIM, _ROPE_DIM, _LSE),
     summary="attention of each request's newest queries to given slots of the latent cache",
+    by_position=True,
 )
 SPARSE_PREFILL: Final = OpContract(
     name="dsa.sparse_prefill",
@@ -63,6 +67,7 @@ SPARSE_PREFILL: Final = OpContract(
     parameters=_SPARSE,
     traits=(_LATENT_DIM, _ROPE_DIM, _LSE),
     summary="attention of many queries to given slots of the latent cache",
+    by_position=True,
 )
 
 CONTRACTS: Final = (INDEXER_SCORES, INDEXER_SCORES_RAGGED, TOPK_SLOTS, SPARSE_DECODE, SPARSE_PREFILL)

@@ -7,11 +7,12 @@ from typing import Final
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.attention.check import check_int32, check_paged
 from tokenspeed_kernel.ops.dsa.contract import INDEXER_SCORES, INDEXER_SCORES_RAGGED
 from tokenspeed_kernel.ops.mla.check import refuse
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 from tokenspeed_kernel.signature import Format
 
 __all__ = ["indexer_scores", "indexer_scores_ragged"]
@@ -70,33 +71,42 @@ def indexer_scores(
             q, weights, k_cache, page_table, cu_seqlens_q, seq_lens, max_seqlen_q, max_seqlen_k, k_scale, causal, solution
         )
         return result if out is None else out.copy_(result)
-    op = INDEXER_SCORES.name
-    _check_operands(op, q, weights, k_cache, "k_cache [num_pages, page_size, {}]", k_scale, out, max_seqlen_k)
-    page_size = k_cache.shape[1]
-    num_reqs = max(cu_seqlens_q.numel() - 1, 0)
-    check_paged(op, q, page_size, page_table, seq_lens, max_seqlen_k, None)
-    check_int32(op, "seq_lens", seq_lens, num_reqs, q)
-    check_int32(op, "cu_seqlens_q", cu_seqlens_q, num_reqs + 1, q)
-    scale_device = None if k_scale is None else k_scale.device
-    key = (q.device, weights.device, k_cache.device, scale_device, q.dtype, k_cache.dtype, q.shape[2], q.shape[1], solution)
-    kernel = _PAGED.table.get(key)
-    if kernel is None:
-        check_devices(op, q.device, weights=weights, k_cache=k_cache, k_scale=k_scale, out=out)
-        kernel = _PAGED.bind(key, q.device, _formats(q, k_cache), (q.shape[2], q.shape[1]), solution)
-    scores: torch.Tensor = kernel(
-        q,
-        weights,
-        k_cache,
-        page_table,
-        cu_seqlens_q,
-        seq_lens,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        k_scale=k_scale,
-        causal=causal,
-        out=out,
-    )
-    return scores
+    try:
+        operands: tuple[torch.Tensor, ...] = (q, weights, k_cache, page_table, cu_seqlens_q, seq_lens)
+        if k_scale is not None:
+            operands += (k_scale,)
+        if out is not None:
+            operands += (out,)
+        key = (q.shape, k_scale is None, None if out is None else max_seqlen_k, solution)
+        looks_same, kernel = _PAGED.seen.get(key, NEW_CALL)
+        if not looks_same(*operands) or page_table.shape[1] * k_cache.shape[1] < max_seqlen_k:
+            op = INDEXER_SCORES.name
+            _check_operands(op, q, weights, k_cache, "k_cache [num_pages, page_size, {}]", k_scale, out, max_seqlen_k)
+            page_size = k_cache.shape[1]
+            num_reqs = max(cu_seqlens_q.numel() - 1, 0)
+            check_paged(op, q, page_size, page_table, seq_lens, max_seqlen_k, None)
+            check_int32(op, "seq_lens", seq_lens, num_reqs, q)
+            check_int32(op, "cu_seqlens_q", cu_seqlens_q, num_reqs + 1, q)
+            check_devices(op, q.device, weights=weights, k_cache=k_cache, k_scale=k_scale, out=out)
+            kernel = _PAGED.kernel(q.device, _formats(q, k_cache), (q.shape[2], q.shape[1]), solution)
+            _PAGED.remember(key, kernel, *operands)
+        scores: torch.Tensor = kernel(
+            q,
+            weights,
+            k_cache,
+            page_table,
+            cu_seqlens_q,
+            seq_lens,
+            max_seqlen_q,
+            max_seqlen_k,
+            k_scale,
+            causal,
+            out,
+        )
+        return scores
+    except OPERAND_ERRORS as error:
+        refuse_kinds(indexer_scores, locals(), error)
+        raise
 
 
 def indexer_scores_ragged(
@@ -137,34 +147,41 @@ def indexer_scores_ragged(
     Source: DeepSeek-V3.2-Exp technical report, section 1, equation 1.
     """
     if is_compiling():
-        result = _RAGGED_LIBRARY(
-            q, weights, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, k_scale, causal, solution
-        )
+        result = _RAGGED_LIBRARY(q, weights, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, k_scale, causal, solution)
         return result if out is None else out.copy_(result)
-    op = INDEXER_SCORES_RAGGED.name
-    _check_operands(op, q, weights, k, "k [num_keys, {}]", k_scale, out, max_seqlen_k)
-    num_reqs = max(cu_seqlens_q.numel() - 1, 0)
-    check_int32(op, "cu_seqlens_q", cu_seqlens_q, num_reqs + 1, q)
-    check_int32(op, "cu_seqlens_k", cu_seqlens_k, num_reqs + 1, q)
-    scale_device = None if k_scale is None else k_scale.device
-    key = (q.device, weights.device, k.device, scale_device, q.dtype, k.dtype, q.shape[2], q.shape[1], solution)
-    kernel = _RAGGED.table.get(key)
-    if kernel is None:
-        check_devices(op, q.device, weights=weights, k=k, k_scale=k_scale, out=out)
-        kernel = _RAGGED.bind(key, q.device, _formats(q, k), (q.shape[2], q.shape[1]), solution)
-    scores: torch.Tensor = kernel(
-        q,
-        weights,
-        k,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        k_scale=k_scale,
-        causal=causal,
-        out=out,
-    )
-    return scores
+    try:
+        operands: tuple[torch.Tensor, ...] = (q, weights, k, cu_seqlens_q, cu_seqlens_k)
+        if k_scale is not None:
+            operands += (k_scale,)
+        if out is not None:
+            operands += (out,)
+        key = (q.shape, k_scale is None, None if out is None else max_seqlen_k, solution)
+        looks_same, kernel = _RAGGED.seen.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            op = INDEXER_SCORES_RAGGED.name
+            _check_operands(op, q, weights, k, "k [num_keys, {}]", k_scale, out, max_seqlen_k)
+            num_reqs = max(cu_seqlens_q.numel() - 1, 0)
+            check_int32(op, "cu_seqlens_q", cu_seqlens_q, num_reqs + 1, q)
+            check_int32(op, "cu_seqlens_k", cu_seqlens_k, num_reqs + 1, q)
+            check_devices(op, q.device, weights=weights, k=k, k_scale=k_scale, out=out)
+            kernel = _RAGGED.kernel(q.device, _formats(q, k), (q.shape[2], q.shape[1]), solution)
+            _RAGGED.remember(key, kernel, *operands)
+        scores: torch.Tensor = kernel(
+            q,
+            weights,
+            k,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            k_scale,
+            causal,
+            out,
+        )
+        return scores
+    except OPERAND_ERRORS as error:
+        refuse_kinds(indexer_scores_ragged, locals(), error)
+        raise
 
 
 def _formats(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.dtype | Format, torch.dtype | Format]:

@@ -7,10 +7,11 @@ from typing import Final, Literal, overload
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, check_devices
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, check_devices
 from tokenspeed_kernel.ops import library
 from tokenspeed_kernel.ops.dsa.contract import SPARSE_DECODE, SPARSE_PREFILL
 from tokenspeed_kernel.ops.mla.check import check_latent, check_out, refuse
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["sparse_decode", "sparse_prefill"]
 
@@ -81,7 +82,11 @@ def sparse_decode(
         result, lse = _DECODE_LIBRARY(q, kv_cache, slots, softmax_scale, latent_dim, return_lse, solution)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    return _attend(_DECODE, "num_reqs, q_len", q, kv_cache, slots, softmax_scale, latent_dim, return_lse, out, solution)
+    try:
+        return _attend(_DECODE, "num_reqs, q_len", q, kv_cache, slots, softmax_scale, latent_dim, return_lse, out, solution)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(sparse_decode, locals(), error)
+        raise
 
 
 @overload
@@ -142,7 +147,11 @@ def sparse_prefill(
         result, lse = _PREFILL_LIBRARY(q, kv_cache, slots, softmax_scale, latent_dim, return_lse, solution)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    return _attend(_PREFILL, "num_tokens", q, kv_cache, slots, softmax_scale, latent_dim, return_lse, out, solution)
+    try:
+        return _attend(_PREFILL, "num_tokens", q, kv_cache, slots, softmax_scale, latent_dim, return_lse, out, solution)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(sparse_prefill, locals(), error)
+        raise
 
 
 def _attend(
@@ -158,33 +167,36 @@ def _attend(
     solution: str | None,
 ) -> Attended:
     """Check and run either op; they differ in the dimensions before the heads."""
-    name = op.contract.name
-    shape, cache_shape, dtype, cache_dtype = q.shape, kv_cache.shape, q.dtype, kv_cache.dtype
-    if (
-        len(shape) != queries.count(",") + 3
-        or len(cache_shape) != 3
-        or cache_shape[2] != shape[-1]
-        or not 0 < latent_dim < shape[-1]
-        or shape[-2] == 0
-        or cache_shape[1] == 0
-        or q.stride()[-1] != 1
-        or kv_cache.stride()[2] != 1
-    ):
-        check_latent(name, q, kv_cache, latent_dim, queries)
-    if slots.shape[:-1] != shape[:-2] or slots.dtype is not _INT32 or slots.stride()[-1] != 1:
-        refuse(name, f"slots [{', '.join(map(str, shape[:-2]))}, num_slots] int32, last dimension contiguous", slots, strides=True)
+    operands: tuple[torch.Tensor, ...] = (q, kv_cache, slots)
     if out is not None:
-        check_out(name, q, latent_dim, out)
-    device = q.device
-    other_dtype = None if cache_dtype is dtype else cache_dtype
-    key = (device, kv_cache.device, slots.device, dtype, other_dtype, shape[-1], latent_dim, return_lse, solution)
-    kernel = op.table.get(key)
-    if kernel is None:
+        operands += (out,)
+    key = (q.shape, latent_dim, return_lse, out is None, solution)
+    looks_same, kernel = op.seen.get(key, NEW_CALL)
+    if not looks_same(*operands):
+        name = op.contract.name
+        shape, cache_shape, dtype, cache_dtype = q.shape, kv_cache.shape, q.dtype, kv_cache.dtype
+        if (
+            len(shape) != queries.count(",") + 3
+            or len(cache_shape) != 3
+            or cache_shape[2] != shape[-1]
+            or not 0 < latent_dim < shape[-1]
+            or shape[-2] == 0
+            or cache_shape[1] == 0
+            or q.stride()[-1] != 1
+            or kv_cache.stride()[2] != 1
+        ):
+            check_latent(name, q, kv_cache, latent_dim, queries)
+        if slots.shape[:-1] != shape[:-2] or slots.dtype is not _INT32 or slots.stride()[-1] != 1:
+            refuse(
+                name, f"slots [{', '.join(map(str, shape[:-2]))}, num_slots] int32, last dimension contiguous", slots, strides=True
+            )
+        if out is not None:
+            check_out(name, q, latent_dim, out)
+        device = q.device
         check_devices(name, device, kv_cache=kv_cache, slots=slots)
-        kernel = op.bind(key, device, (dtype, cache_dtype), (latent_dim, shape[-1] - latent_dim, return_lse), solution)
-    attended: Attended = kernel(
-        q, kv_cache, slots, softmax_scale=softmax_scale, latent_dim=latent_dim, return_lse=return_lse, out=out
-    )
+        kernel = op.kernel(device, (dtype, cache_dtype), (latent_dim, shape[-1] - latent_dim, return_lse), solution)
+        op.remember(key, kernel, *operands)
+    attended: Attended = kernel(q, kv_cache, slots, softmax_scale, latent_dim, return_lse, out)
     return attended
 
 

@@ -11,6 +11,7 @@ from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.dsa.contract import TOPK_SLOTS
 from tokenspeed_kernel.ops.mla.check import refuse
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["topk_slots"]
 
@@ -51,36 +52,38 @@ def topk_slots(
     if is_compiling():
         result = _LIBRARY_OP(scores, k, page_table, cu_seqlens_q, page_size, solution)
         return result if out is None else out.copy_(result)
-    op = TOPK_SLOTS.name
-    if scores.dim() != 2 or scores.dtype != torch.float32 or scores.stride(1) != 1:
-        refuse(op, "scores [num_tokens, num_keys] float32, last dimension contiguous", scores, strides=True)
-    num_tokens, num_keys = scores.shape
-    if k < 1 or page_size < 1:
-        raise ShapeError(op, expected="k >= 1 and page_size >= 1", got=f"k={k}, page_size={page_size}")
-    if (page_table is None) != (cu_seqlens_q is None):
-        got = f"page_table {'left out' if page_table is None else 'given'}, cu_seqlens_q not so"
-        raise ShapeError(op, expected="page_table and cu_seqlens_q together, or neither", got=got)
-    if page_table is not None and cu_seqlens_q is not None:
-        if page_table.dim() != 2 or page_table.dtype != torch.int32 or page_table.shape[1] * page_size < num_keys:
-            needed = -(-num_keys // page_size)
-            refuse(op, f"page_table [num_reqs, at least {needed}] int32, for {num_keys} keys by {page_size}", page_table)
-        if cu_seqlens_q.shape != (page_table.shape[0] + 1,) or cu_seqlens_q.dtype != torch.int32:
-            refuse(op, f"cu_seqlens_q [{page_table.shape[0] + 1}] int32", cu_seqlens_q)
-    if out is not None and (out.shape != (num_tokens, k) or out.dtype != torch.int32 or out.stride(1) != 1):
-        refuse(op, f"out [{num_tokens}, {k}] int32, last dimension contiguous", out, strides=True)
-    device = scores.device
-    table_device = None if page_table is None else page_table.device
-    offsets_device = None if cu_seqlens_q is None else cu_seqlens_q.device
-    out_device = device if out is None else out.device
-    key = (device, table_device, offsets_device, out_device, k, solution)
-    kernel = _TOPK.table.get(key)
-    if kernel is None:
-        check_devices(op, device, page_table=page_table, cu_seqlens_q=cu_seqlens_q, out=out)
-        kernel = _TOPK.bind(key, device, (scores.dtype,), (k,), solution)
-    slots: torch.Tensor = kernel(
-        scores, k, page_table=page_table, cu_seqlens_q=cu_seqlens_q, page_size=page_size, out=out
-    )
-    return slots
+    try:
+        op = TOPK_SLOTS.name
+        if scores.dim() != 2 or scores.dtype != torch.float32 or scores.stride(1) != 1:
+            refuse(op, "scores [num_tokens, num_keys] float32, last dimension contiguous", scores, strides=True)
+        num_tokens, num_keys = scores.shape
+        if k < 1 or page_size < 1:
+            raise ShapeError(op, expected="k >= 1 and page_size >= 1", got=f"k={k}, page_size={page_size}")
+        if (page_table is None) != (cu_seqlens_q is None):
+            got = f"page_table {'left out' if page_table is None else 'given'}, cu_seqlens_q not so"
+            raise ShapeError(op, expected="page_table and cu_seqlens_q together, or neither", got=got)
+        if page_table is not None and cu_seqlens_q is not None:
+            if page_table.dim() != 2 or page_table.dtype != torch.int32 or page_table.shape[1] * page_size < num_keys:
+                needed = -(-num_keys // page_size)
+                refuse(op, f"page_table [num_reqs, at least {needed}] int32, for {num_keys} keys by {page_size}", page_table)
+            if cu_seqlens_q.shape != (page_table.shape[0] + 1,) or cu_seqlens_q.dtype != torch.int32:
+                refuse(op, f"cu_seqlens_q [{page_table.shape[0] + 1}] int32", cu_seqlens_q)
+        if out is not None and (out.shape != (num_tokens, k) or out.dtype != torch.int32 or out.stride(1) != 1):
+            refuse(op, f"out [{num_tokens}, {k}] int32, last dimension contiguous", out, strides=True)
+        device = scores.device
+        table_device = None if page_table is None else page_table.device
+        offsets_device = None if cu_seqlens_q is None else cu_seqlens_q.device
+        out_device = device if out is None else out.device
+        key = (device, table_device, offsets_device, out_device, k, solution)
+        kernel = _TOPK.table.get(key)
+        if kernel is None:
+            check_devices(op, device, page_table=page_table, cu_seqlens_q=cu_seqlens_q, out=out)
+            kernel = _TOPK.bind(key, device, (scores.dtype,), (k,), solution)
+        slots: torch.Tensor = kernel(scores, k, page_table, cu_seqlens_q, page_size, out)
+        return slots
+    except OPERAND_ERRORS as error:
+        refuse_kinds(topk_slots, locals(), error)
+        raise
 
 
 def _eager(

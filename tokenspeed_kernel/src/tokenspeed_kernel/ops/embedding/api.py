@@ -9,7 +9,7 @@ from torch.compiler import is_compiling
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.embedding.contract import EMBEDDING
-from tokenspeed_kernel.ops.operands import check_operands, tensor_error
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, check_operands, refuse_kinds, tensor_error
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import Format
 
@@ -53,7 +53,11 @@ def embedding(
         else:
             result = _library_embedding(token_ids, weight, solution)
         return result if out is None else out.copy_(result)
-    return _run_embedding(token_ids, weight, solution, out, out_dtype)
+    try:
+        return _run_embedding(token_ids, weight, solution, out, out_dtype)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(embedding, locals(), error)
+        raise
 
 
 # The library op's implementation: a compiled graph calls it at run time, when nothing is being compiled any more.

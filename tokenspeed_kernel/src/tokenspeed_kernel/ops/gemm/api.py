@@ -11,8 +11,8 @@ from torch.compiler import is_compiling
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.gemm.contract import MANY_ROWS, MM
-from tokenspeed_kernel.ops.gemm.scaled import mm_scaled
-from tokenspeed_kernel.ops.operands import check_operands, tensor_error
+from tokenspeed_kernel.ops.gemm.scaled import compile_scaled, run_scaled
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, check_operands, refuse_kinds, tensor_error
 from tokenspeed_kernel.quantized import QuantizedTensor
 
 __all__ = ["mm"]
@@ -49,13 +49,19 @@ def mm(
     Source: Dongarra et al., A Set of Level 3 Basic Linear Algebra Subprograms, ACM TOMS 16 (1990) (GEMM); formats:
         `docs/contracts/quantization.md`.
     """
-    if type(weight) is QuantizedTensor or type(x) is QuantizedTensor:
-        return mm_scaled(x, weight, bias, out, out_dtype, solution)
     if is_compiling():
+        if type(weight) is QuantizedTensor or type(x) is QuantizedTensor:
+            return compile_scaled(x, weight, bias, out, out_dtype, solution)
         dtype = out_dtype if out_dtype is not None or out is None else out.dtype
         result: torch.Tensor = _library_mm(x, weight, bias, dtype, solution)
         return result if out is None else out.copy_(result)
-    return _run_mm(x, weight, bias, out_dtype, solution, out)  # type: ignore[arg-type]  # neither is quantized
+    try:
+        if type(weight) is QuantizedTensor or type(x) is QuantizedTensor:
+            return run_scaled(x, weight, bias, out_dtype, solution, out)
+        return _run_mm(x, weight, bias, out_dtype, solution, out)  # type: ignore[arg-type]  # neither is quantized
+    except OPERAND_ERRORS as error:
+        refuse_kinds(mm, locals(), error)
+        raise
 
 
 # The library op's implementation: a compiled graph calls it at run time, when nothing is being compiled any more.

@@ -55,18 +55,21 @@ BMM = OpContract(
     operands=("x", "weight", "out"),
     parameters=("x", "weight", "out", "out_dtype"),
     summary="x[b] @ weight[b].T for each b",
+    by_position=True,
 )
 GROUPED_MM_CONTIGUOUS = OpContract(
     name="gemm.grouped_mm_contiguous",
     operands=("x", "weight", "offsets", "expert_ids", "out"),
     parameters=("x", "weight", "offsets", "expert_ids", "out", "out_dtype"),
     summary="each row of x by the weight of its expert, rows sorted by expert",
+    by_position=True,
 )
 GROUPED_MM_MASKED = OpContract(
     name="gemm.grouped_mm_masked",
     operands=("x", "weight", "masked_m", "out"),
     parameters=("x", "weight", "masked_m", "out", "out_dtype"),
     summary="the first masked_m[e] rows of x[e] by weight[e]",
+    by_position=True,
 )
 CONTRACTS = (MM, PACK_WEIGHT, BMM, GROUPED_MM_CONTIGUOUS, GROUPED_MM_MASKED)
 

@@ -14,7 +14,7 @@ import torch
 from tokenspeed_kernel.dispatch import BoundOp
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.gemm.contract import PACK_WEIGHT
-from tokenspeed_kernel.ops.operands import check_operands, tensor_error
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, check_operands, refuse_kinds, tensor_error
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import Format
 from tokenspeed_kernel.spec import KernelSpec
@@ -22,6 +22,7 @@ from tokenspeed_kernel.spec import KernelSpec
 __all__ = ["PackedWeight", "pack_weight", "packing_kernel"]
 
 _pack_weight = BoundOp(PACK_WEIGHT)
+_table = _pack_weight.table
 
 Multiply = Callable[[torch.Tensor, Any, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
 """Takes x, the packed data, bias and out."""
@@ -51,9 +52,7 @@ class PackedWeight:
         if not self.dtypes:
             object.__setattr__(self, "dtypes", (self.data.dtype,))
 
-    def __call__(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply: `x @ weight.T + bias`, as `mm` does.
 
         Args:
@@ -105,21 +104,31 @@ def pack_weight(
         ShapeError: not a matrix.  NoKernelError: nothing qualifies.
     Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34 (2008), section 5 (packing).
     """
-    if not isinstance(weight, torch.Tensor | QuantizedTensor):
-        raise tensor_error(PACK_WEIGHT.name, weight=weight)
-    if len(weight.shape) != 2:
-        raise ShapeError(PACK_WEIGHT.name, expected="weight [out_features, in_features]", got=f"{list(weight.shape)}")
-    check_operands(PACK_WEIGHT.name, weight=weight)
-    if isinstance(weight, QuantizedTensor):
-        packed: PackedWeight = _pack_weight.kernel(weight.device, (weight.format,), (round_activations,), solution)(weight)
+    try:
+        if isinstance(weight, torch.Tensor):
+            kind: torch.dtype | Format = weight.dtype
+        elif isinstance(weight, QuantizedTensor):
+            kind = weight.format
+        else:
+            raise tensor_error(PACK_WEIGHT.name, weight=weight)
+        if len(weight.shape) != 2:
+            raise ShapeError(PACK_WEIGHT.name, expected="weight [out_features, in_features]", got=f"{list(weight.shape)}")
+        device = weight.device
+        key = (device, kind, round_activations, solution)
+        kernel = _table.get(key)
+        if kernel is None:
+            check_operands(PACK_WEIGHT.name, weight=weight)
+            kernel = _pack_weight.bind(key, device, (kind,), (round_activations,), solution)
+        if isinstance(weight, torch.Tensor) and weight.requires_grad:
+            weight = weight.detach()
+        packed: PackedWeight = kernel(weight)
         return packed
-    packed = _pack_weight.kernel(weight.device, (weight.dtype,), (round_activations,), solution)(weight.detach())
-    return packed
+    except OPERAND_ERRORS as error:
+        refuse_kinds(pack_weight, locals(), error)
+        raise
 
 
-def packing_kernel(
-    weight_format: torch.dtype | Format, device: torch.device, *, round_activations: bool = False
-) -> KernelSpec:
+def packing_kernel(weight_format: torch.dtype | Format, device: torch.device, *, round_activations: bool = False) -> KernelSpec:
     """Return what is known of the kernel that `pack_weight` would choose: its name, its band, how it was verified.
 
     An engine asks before it loads, to decide whether weights of a format are worth keeping in it.

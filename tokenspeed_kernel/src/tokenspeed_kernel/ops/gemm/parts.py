@@ -57,6 +57,6 @@ def kind_of(operand: torch.Tensor | QuantizedTensor) -> torch.dtype | Format:
 def wants_gradient(*operands: torch.Tensor | QuantizedTensor | None) -> bool:
     """Say whether a plain operand requires a gradient; a quantized tensor has let go of those of its parts."""
     for operand in operands:  # noqa: SIM110  # on the hot path, where a generator costs more than the loop
-        if isinstance(operand, torch.Tensor) and operand.requires_grad:
+        if operand is not None and type(operand) is not QuantizedTensor and operand.requires_grad:  # type: ignore[union-attr]
             return True
     return False

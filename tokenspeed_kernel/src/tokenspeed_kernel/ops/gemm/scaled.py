@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch.compiler import is_compiling
+from torch import is_grad_enabled
 
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
@@ -14,7 +14,7 @@ from tokenspeed_kernel.ops.gemm.parts import data_of, kind_of, put_together, sch
 from tokenspeed_kernel.ops.operands import check_operands, tensor_error
 from tokenspeed_kernel.quantized import QuantizedTensor
 
-__all__ = ["mm_scaled"]
+__all__ = ["compile_scaled", "run_scaled"]
 
 _mm = BoundOp(MM)
 _table = _mm.table
@@ -22,7 +22,7 @@ _DEFAULT_OUT = torch.bfloat16
 """Dtype of a product whose x is quantized too, where nobody asked for one."""
 
 
-def mm_scaled(
+def compile_scaled(
     x: torch.Tensor | QuantizedTensor,
     weight: torch.Tensor | QuantizedTensor,
     bias: torch.Tensor | None,
@@ -30,15 +30,13 @@ def mm_scaled(
     out_dtype: torch.dtype | None,
     solution: str | None,
 ) -> torch.Tensor:
-    """See `tokenspeed_kernel.ops.gemm.mm`."""
-    if is_compiling():
-        dtype = out_dtype if out_dtype is not None or out is None else out.dtype
-        result: torch.Tensor = _library_mm(*taken_apart(x), *taken_apart(weight), bias, dtype, solution)
-        return result if out is None else out.copy_(result)
-    return _run(x, weight, bias, out_dtype, solution, out)
+    """`tokenspeed_kernel.ops.gemm.mm` while compiling."""
+    dtype = out_dtype if out_dtype is not None or out is None else out.dtype
+    result: torch.Tensor = _library_mm(*taken_apart(x), *taken_apart(weight), bias, dtype, solution)
+    return result if out is None else out.copy_(result)
 
 
-def _run(
+def run_scaled(
     x: torch.Tensor | QuantizedTensor,
     weight: torch.Tensor | QuantizedTensor,
     bias: torch.Tensor | None,
@@ -46,6 +44,7 @@ def _run(
     solution: str | None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """`tokenspeed_kernel.ops.gemm.mm` at run time."""
     try:
         shape, weight_shape, device = x.shape, weight.shape, x.device
     except AttributeError:
@@ -63,7 +62,10 @@ def _run(
         if bias.shape != (features,):
             raise ShapeError(MM.name, expected=f"bias [{features}]", got=f"bias {list(bias.shape)}")
         bias_dtype = bias.dtype
-    kinds = kind_of(x), kind_of(weight)
+    # A format hashes slowly; its two names, which say the same, do not.
+    x_format, weight_format = getattr(x, "format", None), getattr(weight, "format", None)
+    x_kind = x.dtype if x_format is None else (x_format.logical, x_format.scale)  # type: ignore[union-attr]
+    weight_kind = weight.dtype if weight_format is None else (weight_format.logical, weight_format.scale)  # type: ignore[union-attr]
     if out is not None:
         out_dtype = out_dtype or out.dtype
         if out.shape != (*shape[:-1], features) or out.dtype is not out_dtype:
@@ -74,18 +76,18 @@ def _run(
                 fix="give out the shape of the product and the dtype that out_dtype asks for",
             )
     elif out_dtype is None:
-        out_dtype = x.dtype if isinstance(x, torch.Tensor) else _DEFAULT_OUT
+        out_dtype = x.dtype if x_format is None else _DEFAULT_OUT  # type: ignore[union-attr]  # x is plain
     rows = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
     max_rows = MANY_ROWS if rows > 64 else 64 if rows > 16 else 16 if rows > 1 else 1
     others = None if bias is None else bias.device, None if out is None else out.device
-    key = (device, weight.device, others, *kinds, bias_dtype, out_dtype, max_rows, solution)
+    key = (device, weight.device, others, x_kind, weight_kind, bias_dtype, out_dtype, max_rows, solution)
     kernel = _table.get(key)
     if kernel is None:
         check_operands(MM.name, x=x, weight=weight, bias=bias, out=out)
         parts = {"x": data_of(x), "weight": data_of(weight), "bias": bias, "out": out}
         check_devices(MM.name, device, **parts)
-        kernel = _mm.bind(key, device, (*kinds, bias_dtype, out_dtype), (max_rows,), solution)
-    if torch.is_grad_enabled() and wants_gradient(x, weight, bias):
+        kernel = _mm.bind(key, device, (kind_of(x), kind_of(weight), bias_dtype, out_dtype), (max_rows,), solution)
+    if is_grad_enabled() and wants_gradient(x, weight, bias):
         with torch.no_grad():
             result: torch.Tensor = kernel(x, weight, bias, out=out, out_dtype=out_dtype)
         return result
@@ -112,7 +114,7 @@ def _run_library(
 ) -> torch.Tensor:
     left = put_together(x, x_scale, x_global_scale, x_zero_point, x_format, x_shape)
     right = put_together(weight, scale, global_scale, zero_point, fmt, shape)
-    return _run(left, right, bias, out_dtype, solution)
+    return run_scaled(left, right, bias, out_dtype, solution)
 
 
 def _fake(

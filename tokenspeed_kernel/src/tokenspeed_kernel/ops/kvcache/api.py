@@ -7,14 +7,15 @@ from typing import Final, NoReturn
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.kvcache.contract import WRITE_KV
 from tokenspeed_kernel.ops.kvcache.scaled import write_scaled_kv
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 _INT64: Final = torch.int64
 _WRITE_KV: Final = BoundOp(WRITE_KV)
-_WRITE_KV_TABLE: Final = _WRITE_KV.table
+_SEEN: Final = _WRITE_KV.seen
 
 
 def write_kv(
@@ -57,51 +58,47 @@ def write_kv(
     if is_compiling():
         _LIBRARY_OP(k, v, k_cache, v_cache, slot_mapping, solution)
         return
-    k_shape, cache_shape, dtype, cache_dtype = k.shape, k_cache.shape, k.dtype, k_cache.dtype
     try:
-        num_tokens, num_kv_heads, head_dim = k_shape
-        _, page_size, cache_heads, cache_dim = cache_shape
-    except ValueError:
-        _refuse(k, v, k_cache, v_cache, slot_mapping)
-    if (
-        v.shape != k_shape
-        or v_cache.shape != cache_shape
-        or cache_heads != num_kv_heads
-        or cache_dim != head_dim
-        or slot_mapping.shape != (num_tokens,)
-        or (not k.is_contiguous() and k.stride()[2] != 1)
-        or v.stride()[2] != 1
-        or (not k_cache.is_contiguous() and k_cache.stride()[3] != 1)
-        or (not v_cache.is_contiguous() and v_cache.stride()[3] != 1)
-        # Compared rather than put into the key: hashing a dtype takes several times as long.
-        or v.dtype is not dtype
-        or v_cache.dtype is not cache_dtype
-        or slot_mapping.dtype is not _INT64
-    ):
-        _refuse(k, v, k_cache, v_cache, slot_mapping)
-    device = k.device
-    key = (
-        device,
-        # Ordinals rather than devices: they are quicker to hash.
-        v.get_device(),
-        k_cache.get_device(),
-        v_cache.get_device(),
-        slot_mapping.get_device(),
-        dtype,
-        None if cache_dtype is dtype else cache_dtype,
-        head_dim,
-        page_size,
-        solution,
-    )
-    kernel = _WRITE_KV_TABLE.get(key)
-    if kernel is None:
-        if cache_dtype.itemsize == 1:  # fp8 means nothing without its scale
-            expected, got = "k_scale and v_scale with an fp8 cache", f"a cache of {str(cache_dtype).removeprefix('torch.')} alone"
-            raise ShapeError("kvcache.write_kv", expected=expected, got=got, fix="pass both scales, ones where there are none")
-        check_devices("kvcache.write_kv", device, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
-        dtypes = (dtype, dtype, cache_dtype, cache_dtype)
-        kernel = _WRITE_KV.bind(key, device, dtypes, (head_dim, page_size), solution)
-    kernel(k, v, k_cache, v_cache, slot_mapping)
+        operands = (k, v, k_cache, v_cache, slot_mapping)
+        key = (k.shape, solution)
+        looks_same, kernel = _SEEN.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            k_shape, cache_shape, dtype, cache_dtype = k.shape, k_cache.shape, k.dtype, k_cache.dtype
+            try:
+                num_tokens, num_kv_heads, head_dim = k_shape
+                _, page_size, cache_heads, cache_dim = cache_shape
+            except ValueError:
+                _refuse(k, v, k_cache, v_cache, slot_mapping)
+            if (
+                v.shape != k_shape
+                or v_cache.shape != cache_shape
+                or cache_heads != num_kv_heads
+                or cache_dim != head_dim
+                or slot_mapping.shape != (num_tokens,)
+                or (not k.is_contiguous() and k.stride()[2] != 1)
+                or v.stride()[2] != 1
+                or (not k_cache.is_contiguous() and k_cache.stride()[3] != 1)
+                or (not v_cache.is_contiguous() and v_cache.stride()[3] != 1)
+                or v.dtype is not dtype
+                or v_cache.dtype is not cache_dtype
+                or slot_mapping.dtype is not _INT64
+            ):
+                _refuse(k, v, k_cache, v_cache, slot_mapping)
+            device = k.device
+            if cache_dtype.itemsize == 1:  # fp8 means nothing without its scale
+                expected, got = (
+                    "k_scale and v_scale with an fp8 cache",
+                    f"a cache of {str(cache_dtype).removeprefix('torch.')} alone",
+                )
+                raise ShapeError("kvcache.write_kv", expected=expected, got=got, fix="pass both scales, ones where there are none")
+            check_devices("kvcache.write_kv", device, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
+            dtypes = (dtype, dtype, cache_dtype, cache_dtype)
+            kernel = _WRITE_KV.kernel(device, dtypes, (head_dim, page_size), solution)
+            _WRITE_KV.remember(key, kernel, *operands)
+        kernel(k, v, k_cache, v_cache, slot_mapping)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(write_kv, locals(), error)
+        raise
 
 
 def _refuse(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor) -> NoReturn:

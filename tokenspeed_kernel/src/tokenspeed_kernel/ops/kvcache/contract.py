@@ -17,6 +17,7 @@ WRITE_KV: Final = OpContract(
     parameters=("k", "v", "k_cache", "v_cache", "slot_mapping"),
     traits=(_HEAD_DIM, _PAGE_SIZE),
     summary="write new keys and values into their slots of a paged cache",
+    by_position=True,
 )
 WRITE_SCALED_KV: Final = OpContract(
     name="kvcache.write_scaled_kv",
@@ -24,6 +25,7 @@ WRITE_SCALED_KV: Final = OpContract(
     parameters=("k", "v", "k_cache", "v_cache", "slot_mapping", "k_scale", "v_scale"),
     traits=(_HEAD_DIM, _PAGE_SIZE),
     summary="divide new keys and values by their scales, and write them into an fp8 cache",
+    by_position=True,
 )
 QUANTIZE_KV: Final = OpContract(
     name="kvcache.quantize_kv",
@@ -31,18 +33,21 @@ QUANTIZE_KV: Final = OpContract(
     parameters=("k", "v", "k_scale", "v_scale", "k_out", "v_out"),
     traits=(_HEAD_DIM,),
     summary="divide keys and values by their scales, and round them to fp8",
+    by_position=True,
 )
 COPY_PAGES: Final = OpContract(
     name="kvcache.copy_pages",
     operands=("pool",),
     parameters=("pool", "src_pages", "dst_pages", "scratch"),
     summary="copy pages to other pages of the same pool, all at once",
+    by_position=True,
 )
 TRANSFER_PAGES: Final = OpContract(
     name="kvcache.transfer_pages",
     operands=("src_pool", "dst_pool"),
     parameters=("src_pool", "dst_pool", "src_pages", "dst_pages"),
     summary="copy pages from one pool to another, of the device or of the host",
+    by_position=True,
 )
 
 CONTRACTS: Final = (WRITE_KV, WRITE_SCALED_KV, QUANTIZE_KV, COPY_PAGES, TRANSFER_PAGES)

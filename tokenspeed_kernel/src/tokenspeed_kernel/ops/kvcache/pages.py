@@ -7,9 +7,10 @@ from typing import Final
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.kvcache.contract import COPY_PAGES, TRANSFER_PAGES
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["copy_pages", "transfer_pages"]
 
@@ -48,21 +49,38 @@ def copy_pages(
     if is_compiling():
         _COPY_LIBRARY(pool, src_pages, dst_pages, solution)
         return
-    op = COPY_PAGES.name
-    _check_pages(op, src_pages, dst_pages)
-    _check_pool(op, "pool", pool)
-    for name, pages in (("src_pages", src_pages), ("dst_pages", dst_pages)):
-        if pages.device != pool.device:
-            raise ShapeError(op, expected=f"{name} on {pool.device}, as the pool", got=str(pages.device), fix=f"move {name} there")
-    if scratch is not None:
-        fits = scratch.dim() == pool.dim() and scratch.shape[0] >= src_pages.shape[0] and scratch.shape[1:] == pool.shape[1:]
-        if not fits or scratch.dtype is not pool.dtype or scratch.device != pool.device or not scratch.is_contiguous():
-            page = ", ".join(map(str, pool.shape[1:]))
-            expected = f"scratch [at least {src_pages.shape[0]}, {page}] {pool.dtype} on {pool.device}"
-            raise ShapeError(op, expected=f"{expected}, contiguous", got=_shown(scratch), fix="leave it out to have it made")
-    device = pool.device
-    kernel = _COPY.kernel(device, (pool.dtype,), (), solution)
-    kernel(pool, src_pages, dst_pages, scratch=scratch)
+    try:
+        operands: tuple[torch.Tensor, ...] = (pool, src_pages, dst_pages)
+        if scratch is not None:
+            operands += (scratch,)
+        key = (src_pages.shape, scratch is None, solution)
+        looks_same, kernel = _COPY.seen.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            op = COPY_PAGES.name
+            _check_pages(op, src_pages, dst_pages)
+            _check_pool(op, "pool", pool)
+            for name, pages in (("src_pages", src_pages), ("dst_pages", dst_pages)):
+                if pages.device != pool.device:
+                    raise ShapeError(
+                        op, expected=f"{name} on {pool.device}, as the pool", got=str(pages.device), fix=f"move {name} there"
+                    )
+            if scratch is not None:
+                fits = (
+                    scratch.dim() == pool.dim() and scratch.shape[0] >= src_pages.shape[0] and scratch.shape[1:] == pool.shape[1:]
+                )
+                if not fits or scratch.dtype is not pool.dtype or scratch.device != pool.device or not scratch.is_contiguous():
+                    page = ", ".join(map(str, pool.shape[1:]))
+                    expected = f"scratch [at least {src_pages.shape[0]}, {page}] {pool.dtype} on {pool.device}"
+                    raise ShapeError(
+                        op, expected=f"{expected}, contiguous", got=_shown(scratch), fix="leave it out to have it made"
+                    )
+            device = pool.device
+            kernel = _COPY.kernel(device, (pool.dtype,), (), solution)
+            _COPY.remember(key, kernel, *operands)
+        kernel(pool, src_pages, dst_pages, scratch)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(copy_pages, locals(), error)
+        raise
 
 
 def transfer_pages(
@@ -102,24 +120,35 @@ def transfer_pages(
             raise ShapeError(op, expected="no stream while compiling", got="one", fix="call it outside of the compiled function")
         _TRANSFER_LIBRARY(src_pool, dst_pool, src_pages, dst_pages, solution)
         return
-    _check_pages(op, src_pages, dst_pages)
-    _check_pool(op, "src_pool", src_pool)
-    _check_pool(op, "dst_pool", dst_pool)
-    if src_pool.shape[1:] != dst_pool.shape[1:] or src_pool.dtype is not dst_pool.dtype:
-        expected = f"dst_pool [num_pages, {', '.join(map(str, src_pool.shape[1:]))}] {src_pool.dtype}, as src_pool"
-        raise ShapeError(op, expected=expected, got=_shown(dst_pool), fix="give both pools pages of one shape and dtype")
-    device = _check_places(op, src_pool, dst_pool, src_pages, dst_pages)
-    kernel = _TRANSFER.kernel(device, (src_pool.dtype, dst_pool.dtype), (), solution)
-    if stream is None:
-        kernel(src_pool, dst_pool, src_pages, dst_pages)
-        return
-    if device.type != "cuda" or stream.device != device:
-        expected = "no stream" if device.type != "cuda" else f"a stream of {device}"
-        raise ShapeError(op, expected=expected, got=f"one of {stream.device}", fix="make it on the GPU of the pool")
-    for pages in (src_pages, dst_pages):
-        pages.record_stream(stream)  # the caller may let go of them before the copy has run
-    with torch.cuda.stream(stream):
-        kernel(src_pool, dst_pool, src_pages, dst_pages)
+    try:
+        operands = (src_pool, dst_pool, src_pages, dst_pages)
+        key = (src_pages.shape, solution)
+        looks_same, kernel = _TRANSFER.seen.get(key, NEW_CALL)
+        # Whether memory of the host is pinned does not show in a tensor's looks: such a pair is looked at each time.
+        if not looks_same(*operands) or src_pool.is_cpu is not dst_pool.is_cpu:
+            _check_pages(op, src_pages, dst_pages)
+            _check_pool(op, "src_pool", src_pool)
+            _check_pool(op, "dst_pool", dst_pool)
+            if src_pool.shape[1:] != dst_pool.shape[1:] or src_pool.dtype is not dst_pool.dtype:
+                expected = f"dst_pool [num_pages, {', '.join(map(str, src_pool.shape[1:]))}] {src_pool.dtype}, as src_pool"
+                raise ShapeError(op, expected=expected, got=_shown(dst_pool), fix="give both pools pages of one shape and dtype")
+            device = _check_places(op, src_pool, dst_pool, src_pages, dst_pages)
+            kernel = _TRANSFER.kernel(device, (src_pool.dtype, dst_pool.dtype), (), solution)
+            _TRANSFER.remember(key, kernel, *operands)
+        if stream is None:
+            kernel(src_pool, dst_pool, src_pages, dst_pages)
+            return
+        device = src_pages.device
+        if device.type != "cuda" or stream.device != device:
+            expected = "no stream" if device.type != "cuda" else f"a stream of {device}"
+            raise ShapeError(op, expected=expected, got=f"one of {stream.device}", fix="make it on the GPU of the pool")
+        for pages in (src_pages, dst_pages):
+            pages.record_stream(stream)  # the caller may let go of them before the copy has run
+        with torch.cuda.stream(stream):
+            kernel(src_pool, dst_pool, src_pages, dst_pages)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(transfer_pages, locals(), error)
+        raise
 
 
 def _shown(tensor: torch.Tensor) -> str:

@@ -7,9 +7,10 @@ from typing import Final, NoReturn
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.kvcache.contract import QUANTIZE_KV, WRITE_SCALED_KV
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 from tokenspeed_kernel.signature import Format
 
 __all__ = ["quantize_kv", "write_scaled_kv"]
@@ -55,34 +56,39 @@ def write_scaled_kv(
     if is_compiling():
         _WRITE_LIBRARY(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, solution)
         return
-    op = WRITE_SCALED_KV.name
-    shape, cache_shape = k.shape, k_cache.shape
-    if (
-        len(shape) != 3
-        or len(cache_shape) != 4
-        or v.shape != shape
-        or v_cache.shape != cache_shape
-        or cache_shape[2:] != shape[1:]
-        or slot_mapping.shape != shape[:1]
-        or slot_mapping.dtype is not torch.int64
-        or k_cache.dtype is not _FP8
-        or v_cache.dtype is not _FP8
-        or not (_packed(k) and _packed(v) and _packed(k_cache) and _packed(v_cache))
-        or not _scales_fit(k, k_scale, v_scale)
-    ):
-        _refuse_write(op, k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
-    device, by_head = k.device, k_scale.dim() == 1
-    devices = (device, v.device, k_cache.device, v_cache.device, slot_mapping.device, k_scale.device, v_scale.device)
-    key = (devices, k.dtype, v.dtype, by_head, cache_shape[1:], solution)
-    kernel = _WRITE.table.get(key)
-    if kernel is None:
-        if v.dtype is not k.dtype:
-            _refuse_write(op, k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
-        operands = {"v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slot_mapping}
-        check_devices(op, device, **operands, k_scale=k_scale, v_scale=v_scale)
-        stored = _BY_HEAD if by_head else _BY_TENSOR
-        kernel = _WRITE.bind(key, device, (k.dtype, v.dtype, stored, stored), (shape[2], cache_shape[1]), solution)
-    kernel(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    try:
+        operands = (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+        key = (k.shape, solution)
+        looks_same, kernel = _WRITE.seen.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            op = WRITE_SCALED_KV.name
+            shape, cache_shape = k.shape, k_cache.shape
+            if (
+                len(shape) != 3
+                or len(cache_shape) != 4
+                or v.shape != shape
+                or v_cache.shape != cache_shape
+                or cache_shape[2:] != shape[1:]
+                or slot_mapping.shape != shape[:1]
+                or slot_mapping.dtype is not torch.int64
+                or k_cache.dtype is not _FP8
+                or v_cache.dtype is not _FP8
+                or not (_packed(k) and _packed(v) and _packed(k_cache) and _packed(v_cache))
+                or not _scales_fit(k, k_scale, v_scale)
+            ):
+                _refuse_write(op, k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+            device, by_head = k.device, k_scale.dim() == 1
+            if v.dtype is not k.dtype:
+                _refuse_write(op, k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+            others = {"v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slot_mapping}
+            check_devices(op, device, **others, k_scale=k_scale, v_scale=v_scale)
+            stored = _BY_HEAD if by_head else _BY_TENSOR
+            kernel = _WRITE.kernel(device, (k.dtype, v.dtype, stored, stored), (shape[2], cache_shape[1]), solution)
+            _WRITE.remember(key, kernel, *operands)
+        kernel(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(write_scaled_kv, locals(), error)
+        raise
 
 
 def quantize_kv(
@@ -114,29 +120,38 @@ def quantize_kv(
     if is_compiling():
         kept_k, kept_v = _QUANTIZE_LIBRARY(k, v, k_scale, v_scale, solution)
         return (kept_k if k_out is None else k_out.copy_(kept_k), kept_v if v_out is None else v_out.copy_(kept_v))
-    op = QUANTIZE_KV.name
-    shape = k.shape
-    if (
-        len(shape) != 3
-        or v.shape != shape
-        or not (_packed(k) and _packed(v))
-        or not _scales_fit(k, k_scale, v_scale)
-        or (k_out is not None and (k_out.shape != shape or k_out.dtype is not _FP8 or not _packed(k_out)))
-        or (v_out is not None and (v_out.shape != shape or v_out.dtype is not _FP8 or not _packed(v_out)))
-    ):
-        _refuse_quantize(op, k, v, k_scale, v_scale, k_out, v_out)
-    device, by_head = k.device, k_scale.dim() == 1
-    given = tuple(None if one is None else one.device for one in (k_out, v_out))
-    key = (device, v.device, k_scale.device, v_scale.device, given, k.dtype, v.dtype, by_head, shape[2], solution)
-    kernel = _QUANTIZE.table.get(key)
-    if kernel is None:
-        if v.dtype is not k.dtype:
-            _refuse_quantize(op, k, v, k_scale, v_scale, k_out, v_out)
-        check_devices(op, device, v=v, k_scale=k_scale, v_scale=v_scale, k_out=k_out, v_out=v_out)
-        stored = _BY_HEAD if by_head else _BY_TENSOR
-        kernel = _QUANTIZE.bind(key, device, (k.dtype, v.dtype, stored, stored), (shape[2],), solution)
-    result: tuple[torch.Tensor, torch.Tensor] = kernel(k, v, k_scale, v_scale, k_out=k_out, v_out=v_out)
-    return result
+    try:
+        operands: tuple[torch.Tensor, ...] = (k, v, k_scale, v_scale)
+        if k_out is not None:
+            operands += (k_out,)
+        if v_out is not None:
+            operands += (v_out,)
+        key = (k.shape, k_out is None, v_out is None, solution)
+        looks_same, kernel = _QUANTIZE.seen.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            op = QUANTIZE_KV.name
+            shape = k.shape
+            if (
+                len(shape) != 3
+                or v.shape != shape
+                or not (_packed(k) and _packed(v))
+                or not _scales_fit(k, k_scale, v_scale)
+                or (k_out is not None and (k_out.shape != shape or k_out.dtype is not _FP8 or not _packed(k_out)))
+                or (v_out is not None and (v_out.shape != shape or v_out.dtype is not _FP8 or not _packed(v_out)))
+            ):
+                _refuse_quantize(op, k, v, k_scale, v_scale, k_out, v_out)
+            device, by_head = k.device, k_scale.dim() == 1
+            if v.dtype is not k.dtype:
+                _refuse_quantize(op, k, v, k_scale, v_scale, k_out, v_out)
+            check_devices(op, device, v=v, k_scale=k_scale, v_scale=v_scale, k_out=k_out, v_out=v_out)
+            stored = _BY_HEAD if by_head else _BY_TENSOR
+            kernel = _QUANTIZE.kernel(device, (k.dtype, v.dtype, stored, stored), (shape[2],), solution)
+            _QUANTIZE.remember(key, kernel, *operands)
+        result: tuple[torch.Tensor, torch.Tensor] = kernel(k, v, k_scale, v_scale, k_out, v_out)
+        return result
+    except OPERAND_ERRORS as error:
+        refuse_kinds(quantize_kv, locals(), error)
+        raise
 
 
 def _packed(x: torch.Tensor) -> bool:

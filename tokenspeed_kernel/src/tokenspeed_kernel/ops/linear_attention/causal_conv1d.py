@@ -7,17 +7,18 @@ from typing import Final, NoReturn
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, Kernel, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.linear_attention.check import check_out, refuse
 from tokenspeed_kernel.ops.linear_attention.contract import CAUSAL_CONV1D_PREFILL, CAUSAL_CONV1D_UPDATE
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["causal_conv1d_prefill", "causal_conv1d_update"]
 
 _PREFILL: Final = BoundOp(CAUSAL_CONV1D_PREFILL)
 _UPDATE: Final = BoundOp(CAUSAL_CONV1D_UPDATE)
-_PREFILL_TABLE: Final = _PREFILL.table
-_UPDATE_TABLE: Final = _UPDATE.table
+_PREFILL_SEEN: Final = _PREFILL.seen
+_UPDATE_SEEN: Final = _UPDATE.seen
 _PREFILL_NAME: Final = CAUSAL_CONV1D_PREFILL.name
 _UPDATE_NAME: Final = CAUSAL_CONV1D_UPDATE.name
 _INTS: Final = (torch.int64, torch.int32)
@@ -64,57 +65,24 @@ def causal_conv1d_prefill(
         inputs = (x, weight, bias, states, state_indices, cu_seqlens, has_initial_state)
         result: torch.Tensor = _PREFILL_LIBRARY(*inputs, activation, solution)
         return result if out is None else out.copy_(result)
-    op = _PREFILL_NAME
     try:
-        _, channels = x.shape
-        num_channels, width = weight.shape
-        _, state_channels, places = states.shape
-        (num_reqs,) = state_indices.shape
-    except ValueError:
-        _refuse(op, x, weight, bias, states, state_indices, cu_seqlens, has_initial_state)
-    if (
-        channels != num_channels
-        or state_channels != num_channels
-        or places != width - 1
-        or (bias is not None and bias.shape != (num_channels,))
-        or (not x.is_contiguous() and x.stride()[1] != 1)
-        or state_indices.dtype not in _INTS
-        or cu_seqlens.shape != (num_reqs + 1,)
-        or cu_seqlens.dtype is not torch.int32
-        or (has_initial_state is not None and (has_initial_state.shape != (num_reqs,) or has_initial_state.dtype is not torch.bool))
-    ):
-        _refuse(op, x, weight, bias, states, state_indices, cu_seqlens, has_initial_state)
-    if activation is not None and activation != "silu":
-        _refuse_activation(op, activation)
-    if out is not None:
-        check_out(op, x, out)
-    dtype, weight_dtype, states_dtype = x.dtype, weight.dtype, states.dtype
-    device = x.device
-    key = (
-        device,
-        # Ordinals rather than devices: they are quicker to hash.
-        weight.get_device(),
-        states.get_device(),
-        state_indices.get_device(),
-        cu_seqlens.get_device(),
-        None if bias is None else (bias.get_device(), bias.dtype),
-        None if has_initial_state is None else has_initial_state.get_device(),
-        dtype,
-        None if weight_dtype is dtype else weight_dtype,
-        None if states_dtype is dtype else states_dtype,
-        width,
-        solution,
-    )
-    kernel = _PREFILL_TABLE.get(key)
-    if kernel is None:
-        dtypes = (dtype, weight_dtype, None if bias is None else bias.dtype, states_dtype)
-        operands = {"weight": weight, "bias": bias, "states": states, "state_indices": state_indices, "cu_seqlens": cu_seqlens}
-        check_devices(op, device, **operands, has_initial_state=has_initial_state)
-        kernel = _PREFILL.bind(key, device, dtypes, (width,), solution)
-    computed: torch.Tensor = kernel(
-        x, weight, bias, states, state_indices, cu_seqlens, has_initial_state=has_initial_state, activation=activation, out=out
-    )
-    return computed
+        operands: tuple[torch.Tensor, ...] = (x, weight, states, state_indices, cu_seqlens)
+        if bias is not None:
+            operands += (bias,)
+        if has_initial_state is not None:
+            operands += (has_initial_state,)
+        if out is not None:
+            operands += (out,)
+        key = (x.shape, bias is None, has_initial_state is None, out is None, activation, solution)
+        looks_same, kernel = _PREFILL_SEEN.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            kernel = _bind_prefill(x, weight, bias, states, state_indices, cu_seqlens, has_initial_state, activation, out, solution)
+            _PREFILL.remember(key, kernel, *operands)
+        computed: torch.Tensor = kernel(x, weight, bias, states, state_indices, cu_seqlens, has_initial_state, activation, out)
+        return computed
+    except OPERAND_ERRORS as error:
+        refuse_kinds(causal_conv1d_prefill, locals(), error)
+        raise
 
 
 def causal_conv1d_update(
@@ -149,6 +117,80 @@ def causal_conv1d_update(
     if is_compiling():
         result: torch.Tensor = _UPDATE_LIBRARY(x, weight, bias, states, state_indices, activation, solution)
         return result if out is None else out.copy_(result)
+    try:
+        operands: tuple[torch.Tensor, ...] = (x, weight, states, state_indices)
+        if bias is not None:
+            operands += (bias,)
+        if out is not None:
+            operands += (out,)
+        key = (x.shape, bias is None, out is None, activation, solution)
+        looks_same, kernel = _UPDATE_SEEN.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            kernel = _bind_update(x, weight, bias, states, state_indices, activation, out, solution)
+            _UPDATE.remember(key, kernel, *operands)
+        computed: torch.Tensor = kernel(x, weight, bias, states, state_indices, activation, out)
+        return computed
+    except OPERAND_ERRORS as error:
+        refuse_kinds(causal_conv1d_update, locals(), error)
+        raise
+
+
+def _bind_prefill(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    has_initial_state: torch.Tensor | None,
+    activation: str | None,
+    out: torch.Tensor | None,
+    solution: str | None,
+) -> Kernel:
+    """Check every operand, and return the kernel."""
+    op = _PREFILL_NAME
+    try:
+        _, channels = x.shape
+        num_channels, width = weight.shape
+        _, state_channels, places = states.shape
+        (num_reqs,) = state_indices.shape
+    except ValueError:
+        _refuse(op, x, weight, bias, states, state_indices, cu_seqlens, has_initial_state)
+    if (
+        channels != num_channels
+        or state_channels != num_channels
+        or places != width - 1
+        or (bias is not None and bias.shape != (num_channels,))
+        or (not x.is_contiguous() and x.stride()[1] != 1)
+        or state_indices.dtype not in _INTS
+        or cu_seqlens.shape != (num_reqs + 1,)
+        or cu_seqlens.dtype is not torch.int32
+        or (has_initial_state is not None and (has_initial_state.shape != (num_reqs,) or has_initial_state.dtype is not torch.bool))
+    ):
+        _refuse(op, x, weight, bias, states, state_indices, cu_seqlens, has_initial_state)
+    if activation is not None and activation != "silu":
+        _refuse_activation(op, activation)
+    if out is not None:
+        check_out(op, x, out)
+    dtype, weight_dtype, states_dtype = x.dtype, weight.dtype, states.dtype
+    device = x.device
+    dtypes = (dtype, weight_dtype, None if bias is None else bias.dtype, states_dtype)
+    operands = {"weight": weight, "bias": bias, "states": states, "state_indices": state_indices, "cu_seqlens": cu_seqlens}
+    check_devices(op, device, **operands, has_initial_state=has_initial_state)
+    return _PREFILL.kernel(device, dtypes, (width,), solution)
+
+
+def _bind_update(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    activation: str | None,
+    out: torch.Tensor | None,
+    solution: str | None,
+) -> Kernel:
+    """Check every operand, and return the kernel."""
     op = _UPDATE_NAME
     try:
         num_reqs, _, channels = x.shape
@@ -172,25 +214,9 @@ def causal_conv1d_update(
         check_out(op, x, out)
     dtype, weight_dtype, states_dtype = x.dtype, weight.dtype, states.dtype
     device = x.device
-    key = (
-        device,
-        weight.get_device(),
-        states.get_device(),
-        state_indices.get_device(),
-        None if bias is None else (bias.get_device(), bias.dtype),
-        dtype,
-        None if weight_dtype is dtype else weight_dtype,
-        None if states_dtype is dtype else states_dtype,
-        width,
-        solution,
-    )
-    kernel = _UPDATE_TABLE.get(key)
-    if kernel is None:
-        dtypes = (dtype, weight_dtype, None if bias is None else bias.dtype, states_dtype)
-        check_devices(op, device, weight=weight, bias=bias, states=states, state_indices=state_indices)
-        kernel = _UPDATE.bind(key, device, dtypes, (width,), solution)
-    computed: torch.Tensor = kernel(x, weight, bias, states, state_indices, activation=activation, out=out)
-    return computed
+    dtypes = (dtype, weight_dtype, None if bias is None else bias.dtype, states_dtype)
+    check_devices(op, device, weight=weight, bias=bias, states=states, state_indices=state_indices)
+    return _UPDATE.kernel(device, dtypes, (width,), solution)
 
 
 def _refuse_activation(op: str, activation: str) -> NoReturn:

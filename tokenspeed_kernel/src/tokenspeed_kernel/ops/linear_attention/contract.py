@@ -38,6 +38,7 @@ GDN_PREFILL: Final = OpContract(
     ),
     traits=(_KEY_DIM, _VALUE_DIM),
     summary="gated delta rule over ragged requests, from and to states in a pool",
+    by_position=True,
 )
 GDN_DECODE: Final = OpContract(
     name="linear_attention.gdn_decode",
@@ -45,6 +46,7 @@ GDN_DECODE: Final = OpContract(
     parameters=("q", "k", "v", "g", "beta", "states", "state_indices", "scale", "qk_l2norm", "out"),
     traits=(_KEY_DIM, _VALUE_DIM),
     summary="gated delta rule for the newest tokens of each request",
+    by_position=True,
 )
 CAUSAL_CONV1D_PREFILL: Final = OpContract(
     name="linear_attention.causal_conv1d_prefill",
@@ -52,6 +54,7 @@ CAUSAL_CONV1D_PREFILL: Final = OpContract(
     parameters=("x", "weight", "bias", "states", "state_indices", "cu_seqlens", "has_initial_state", "activation", "out"),
     traits=(_WIDTH,),
     summary="causal convolution of each channel over ragged requests, from and to states in a pool",
+    by_position=True,
 )
 CAUSAL_CONV1D_UPDATE: Final = OpContract(
     name="linear_attention.causal_conv1d_update",
@@ -59,6 +62,7 @@ CAUSAL_CONV1D_UPDATE: Final = OpContract(
     parameters=("x", "weight", "bias", "states", "state_indices", "activation", "out"),
     traits=(_WIDTH,),
     summary="causal convolution of each channel for the newest tokens of each request",
+    by_position=True,
 )
 MAMBA2_PREFILL: Final = OpContract(
     name="linear_attention.mamba2_prefill",
@@ -69,6 +73,7 @@ MAMBA2_PREFILL: Final = OpContract(
     ),
     traits=(_HEAD_DIM, _STATE_DIM),
     summary="selective state space of Mamba2 over ragged requests, from and to states in a pool",
+    by_position=True,
 )
 SELECTIVE_STATE_UPDATE: Final = OpContract(
     name="linear_attention.selective_state_update",
@@ -79,6 +84,7 @@ SELECTIVE_STATE_UPDATE: Final = OpContract(
     ),
     traits=(_HEAD_DIM, _STATE_DIM),
     summary="selective state space of Mamba2 for the newest tokens of each request",
+    by_position=True,
 )
 
 CONTRACTS: Final = (

@@ -7,16 +7,17 @@ from typing import Final, NoReturn
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, Kernel, check_devices, register_library_op
 from tokenspeed_kernel.ops.linear_attention.check import check_out, refuse
 from tokenspeed_kernel.ops.linear_attention.contract import GDN_DECODE, GDN_PREFILL
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["gdn_decode", "gdn_prefill"]
 
 _PREFILL: Final = BoundOp(GDN_PREFILL)
 _DECODE: Final = BoundOp(GDN_DECODE)
-_PREFILL_TABLE: Final = _PREFILL.table
-_DECODE_TABLE: Final = _DECODE.table
+_PREFILL_SEEN: Final = _PREFILL.seen
+_DECODE_SEEN: Final = _DECODE.seen
 _FP32: Final = torch.float32
 _INT32: Final = torch.int32
 _INTS: Final = (torch.int64, torch.int32)
@@ -70,81 +71,24 @@ def gdn_prefill(
             q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state, scale, qk_l2norm, solution
         )
         return result if out is None else out.copy_(result)
-    q_shape, dtype, beta_dtype = q.shape, q.dtype, beta.dtype
     try:
-        num_tokens, key_heads, key_dim = q_shape
-        value_rows, value_heads, value_dim = v.shape
-        _, state_heads, state_keys, state_values = states.shape
-        (num_reqs,) = state_indices.shape
-    except ValueError:
-        _refuse(GDN_PREFILL.name, q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state)
-    per_head = (num_tokens, value_heads)
-    if (
-        k.shape != q_shape
-        or value_rows != num_tokens
-        or not key_heads
-        or value_heads % key_heads
-        or g.shape != per_head
-        or beta.shape != per_head
-        or state_heads != value_heads
-        or state_keys != key_dim
-        or state_values != value_dim
-        or cu_seqlens.shape != (num_reqs + 1,)
-        or (not q.is_contiguous() and q.stride()[2] != 1)
-        or (not k.is_contiguous() and k.stride()[2] != 1)
-        or (not v.is_contiguous() and v.stride()[2] != 1)
-        or (not states.is_contiguous() and states.stride()[3] != 1)
-        # Compared rather than put into the key: hashing a dtype takes several times as long.
-        or k.dtype is not dtype
-        or v.dtype is not dtype
-        or g.dtype is not _FP32
-        or states.dtype is not _FP32
-        or cu_seqlens.dtype is not _INT32
-        or state_indices.dtype not in _INTS
-        or (has_initial_state is not None and (has_initial_state.shape != (num_reqs,) or has_initial_state.dtype is not torch.bool))
-    ):
-        _refuse(GDN_PREFILL.name, q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state)
-    if out is not None:
-        check_out(GDN_PREFILL.name, v, out)
-    device = q.device
-    key = (
-        device,
-        # Ordinals rather than devices: they are quicker to hash.
-        k.get_device(),
-        v.get_device(),
-        g.get_device(),
-        beta.get_device(),
-        states.get_device(),
-        state_indices.get_device(),
-        cu_seqlens.get_device(),
-        None if has_initial_state is None else has_initial_state.get_device(),
-        dtype,
-        None if beta_dtype is dtype else beta_dtype,
-        key_dim,
-        value_dim,
-        solution,
-    )
-    kernel = _PREFILL_TABLE.get(key)
-    if kernel is None:
-        dtypes = (dtype, dtype, dtype, _FP32, beta_dtype, _FP32)
-        operands = {"k": k, "v": v, "g": g, "beta": beta, "states": states, "state_indices": state_indices}
-        check_devices(GDN_PREFILL.name, device, **operands, cu_seqlens=cu_seqlens, has_initial_state=has_initial_state)
-        kernel = _PREFILL.bind(key, device, dtypes, (key_dim, value_dim), solution)
-    computed: torch.Tensor = kernel(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        states,
-        state_indices,
-        cu_seqlens,
-        has_initial_state=has_initial_state,
-        scale=scale,
-        qk_l2norm=qk_l2norm,
-        out=out,
-    )
-    return computed
+        operands: tuple[torch.Tensor, ...] = (q, k, v, g, beta, states, state_indices, cu_seqlens)
+        if has_initial_state is not None:
+            operands = (*operands, has_initial_state)
+        if out is not None:
+            operands = (*operands, out)
+        key = (q.shape, has_initial_state is None, out is None, solution)
+        looks_same, kernel = _PREFILL_SEEN.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            kernel = _bind_prefill(q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state, out, solution)
+            _PREFILL.remember(key, kernel, *operands)
+        computed: torch.Tensor = kernel(
+            q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state, scale, qk_l2norm, out
+        )
+        return computed
+    except OPERAND_ERRORS as error:
+        refuse_kinds(gdn_prefill, locals(), error)
+        raise
 
 
 def gdn_decode(
@@ -185,6 +129,90 @@ def gdn_decode(
     if is_compiling():
         result: torch.Tensor = _DECODE_LIBRARY(q, k, v, g, beta, states, state_indices, scale, qk_l2norm, solution)
         return result if out is None else out.copy_(result)
+    try:
+        operands: tuple[torch.Tensor, ...] = (q, k, v, g, beta, states, state_indices)
+        if out is not None:
+            operands = (*operands, out)
+        key = (q.shape, out is None, solution)
+        looks_same, kernel = _DECODE_SEEN.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            kernel = _bind_decode(q, k, v, g, beta, states, state_indices, out, solution)
+            _DECODE.remember(key, kernel, *operands)
+        computed: torch.Tensor = kernel(q, k, v, g, beta, states, state_indices, scale, qk_l2norm, out)
+        return computed
+    except OPERAND_ERRORS as error:
+        refuse_kinds(gdn_decode, locals(), error)
+        raise
+
+
+def _bind_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    has_initial_state: torch.Tensor | None,
+    out: torch.Tensor | None,
+    solution: str | None,
+) -> Kernel:
+    """Check every operand, and return the kernel."""
+    q_shape, dtype, beta_dtype = q.shape, q.dtype, beta.dtype
+    try:
+        num_tokens, key_heads, key_dim = q_shape
+        value_rows, value_heads, value_dim = v.shape
+        _, state_heads, state_keys, state_values = states.shape
+        (num_reqs,) = state_indices.shape
+    except ValueError:
+        _refuse(GDN_PREFILL.name, q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state)
+    per_head = (num_tokens, value_heads)
+    if (
+        k.shape != q_shape
+        or value_rows != num_tokens
+        or not key_heads
+        or value_heads % key_heads
+        or g.shape != per_head
+        or beta.shape != per_head
+        or state_heads != value_heads
+        or state_keys != key_dim
+        or state_values != value_dim
+        or cu_seqlens.shape != (num_reqs + 1,)
+        or (not q.is_contiguous() and q.stride()[2] != 1)
+        or (not k.is_contiguous() and k.stride()[2] != 1)
+        or (not v.is_contiguous() and v.stride()[2] != 1)
+        or (not states.is_contiguous() and states.stride()[3] != 1)
+        or k.dtype is not dtype
+        or v.dtype is not dtype
+        or g.dtype is not _FP32
+        or states.dtype is not _FP32
+        or cu_seqlens.dtype is not _INT32
+        or state_indices.dtype not in _INTS
+        or (has_initial_state is not None and (has_initial_state.shape != (num_reqs,) or has_initial_state.dtype is not torch.bool))
+    ):
+        _refuse(GDN_PREFILL.name, q, k, v, g, beta, states, state_indices, cu_seqlens, has_initial_state)
+    if out is not None:
+        check_out(GDN_PREFILL.name, v, out)
+    device = q.device
+    dtypes = (dtype, dtype, dtype, _FP32, beta_dtype, _FP32)
+    operands = {"k": k, "v": v, "g": g, "beta": beta, "states": states, "state_indices": state_indices}
+    check_devices(GDN_PREFILL.name, device, **operands, cu_seqlens=cu_seqlens, has_initial_state=has_initial_state)
+    return _PREFILL.kernel(device, dtypes, (key_dim, value_dim), solution)
+
+
+def _bind_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    out: torch.Tensor | None,
+    solution: str | None,
+) -> Kernel:
+    """Check every operand, and return the kernel."""
     q_shape, dtype, beta_dtype = q.shape, q.dtype, beta.dtype
     try:
         num_reqs, q_len, key_heads, key_dim = q_shape
@@ -209,7 +237,6 @@ def gdn_decode(
         or (not k.is_contiguous() and k.stride()[3] != 1)
         or (not v.is_contiguous() and v.stride()[3] != 1)
         or (not states.is_contiguous() and states.stride()[3] != 1)
-        # Compared rather than put into the key: hashing a dtype takes several times as long.
         or k.dtype is not dtype
         or v.dtype is not dtype
         or g.dtype is not _FP32
@@ -220,29 +247,10 @@ def gdn_decode(
     if out is not None:
         check_out(GDN_DECODE.name, v, out)
     device = q.device
-    key = (
-        device,
-        # Ordinals rather than devices: they are quicker to hash.
-        k.get_device(),
-        v.get_device(),
-        g.get_device(),
-        beta.get_device(),
-        states.get_device(),
-        state_indices.get_device(),
-        dtype,
-        None if beta_dtype is dtype else beta_dtype,
-        key_dim,
-        value_dim,
-        solution,
-    )
-    kernel = _DECODE_TABLE.get(key)
-    if kernel is None:
-        dtypes = (dtype, dtype, dtype, _FP32, beta_dtype, _FP32)
-        operands = {"k": k, "v": v, "g": g, "beta": beta, "states": states, "state_indices": state_indices}
-        check_devices(GDN_DECODE.name, device, **operands)
-        kernel = _DECODE.bind(key, device, dtypes, (key_dim, value_dim), solution)
-    computed: torch.Tensor = kernel(q, k, v, g, beta, states, state_indices, scale=scale, qk_l2norm=qk_l2norm, out=out)
-    return computed
+    dtypes = (dtype, dtype, dtype, _FP32, beta_dtype, _FP32)
+    operands = {"k": k, "v": v, "g": g, "beta": beta, "states": states, "state_indices": state_indices}
+    check_devices(GDN_DECODE.name, device, **operands)
+    return _DECODE.kernel(device, dtypes, (key_dim, value_dim), solution)
 
 
 def _packed(x: torch.Tensor) -> bool:

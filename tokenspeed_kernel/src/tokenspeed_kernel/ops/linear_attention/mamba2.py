@@ -7,17 +7,18 @@ from typing import Final, NoReturn
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, Kernel, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.linear_attention.check import check_out, refuse
 from tokenspeed_kernel.ops.linear_attention.contract import MAMBA2_PREFILL, SELECTIVE_STATE_UPDATE
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["mamba2_prefill", "selective_state_update"]
 
 _PREFILL: Final = BoundOp(MAMBA2_PREFILL)
 _UPDATE: Final = BoundOp(SELECTIVE_STATE_UPDATE)
-_PREFILL_TABLE: Final = _PREFILL.table
-_UPDATE_TABLE: Final = _UPDATE.table
+_PREFILL_SEEN: Final = _PREFILL.seen
+_UPDATE_SEEN: Final = _UPDATE.seen
 _PREFILL_NAME: Final = MAMBA2_PREFILL.name
 _UPDATE_NAME: Final = SELECTIVE_STATE_UPDATE.name
 _FP32: Final = torch.float32
@@ -93,95 +94,34 @@ def mamba2_prefill(
             solution,
         )
         return result if out is None else out.copy_(result)
-    op = _PREFILL_NAME
-    dtype, dt_dtype = x.dtype, dt.dtype
-    x_shape, b_shape = x.shape, b.shape
     try:
-        num_tokens, num_heads, head_dim = x_shape
-        b_rows, groups, state_dim = b_shape
-        _, state_heads, state_rows, state_columns = states.shape
-        (num_reqs,) = state_indices.shape
-    except ValueError:
-        _refuse(op, x, dt, a, b, c, states, state_indices, d, z, dt_bias, cu_seqlens, has_initial_state)
-    if (
-        not groups
-        or num_heads % groups
-        or b_rows != num_tokens
-        or c.shape != b_shape
-        or dt.shape != (num_tokens, num_heads)
-        or a.shape != (num_heads,)
-        or state_heads != num_heads
-        or state_rows != head_dim
-        or state_columns != state_dim
-        or (d is not None and d.shape != (num_heads,))
-        or (dt_bias is not None and dt_bias.shape != (num_heads,))
-        or (z is not None and (z.shape != x_shape or (not z.is_contiguous() and z.stride()[2] != 1)))
-        or (not x.is_contiguous() and x.stride()[2] != 1)
-        or (not b.is_contiguous() and b.stride()[2] != 1)
-        or (not c.is_contiguous() and c.stride()[2] != 1)
-        or (not states.is_contiguous() and states.stride()[3] != 1)
-        or cu_seqlens.shape != (num_reqs + 1,)
-        # Compared rather than put into the key: hashing a dtype takes several times as long.
-        or b.dtype is not dtype
-        or c.dtype is not dtype
-        or (z is not None and z.dtype is not dtype)
-        or a.dtype is not _FP32
-        or states.dtype is not _FP32
-        or cu_seqlens.dtype is not torch.int32
-        or state_indices.dtype not in _INTS
-        or (has_initial_state is not None and (has_initial_state.shape != (num_reqs,) or has_initial_state.dtype is not torch.bool))
-    ):
-        _refuse(op, x, dt, a, b, c, states, state_indices, d, z, dt_bias, cu_seqlens, has_initial_state)
-    if dt_limit is not None:
-        _check_limit(op, dt_limit)
-    if out is not None:
-        check_out(op, x, out)
-    device = x.device
-    key = (
-        device,
-        # Ordinals rather than devices: they are quicker to hash.
-        dt.get_device(),
-        a.get_device(),
-        b.get_device(),
-        c.get_device(),
-        states.get_device(),
-        state_indices.get_device(),
-        cu_seqlens.get_device(),
-        None if has_initial_state is None else has_initial_state.get_device(),
-        None if z is None else z.get_device(),
-        None if d is None else (d.get_device(), d.dtype),
-        None if dt_bias is None else (dt_bias.get_device(), dt_bias.dtype),
-        dtype,
-        None if dt_dtype is dtype else dt_dtype,
-        head_dim,
-        state_dim,
-        solution,
-    )
-    kernel = _PREFILL_TABLE.get(key)
-    if kernel is None:
-        dtypes = (dtype, dt_dtype, _FP32, dtype, dtype, _FP32, *(_dtype_of(one) for one in (d, z, dt_bias)))
-        operands = {"dt": dt, "a": a, "b": b, "c": c, "states": states, "d": d, "z": z, "dt_bias": dt_bias}
-        others = {"state_indices": state_indices, "cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
-        check_devices(op, device, **operands, **others)
-        kernel = _PREFILL.bind(key, device, dtypes, (head_dim, state_dim), solution)
-    computed: torch.Tensor = kernel(
-        x,
-        dt,
-        a,
-        b,
-        c,
-        states,
-        state_indices,
-        cu_seqlens,
-        has_initial_state=has_initial_state,
-        d=d,
-        z=z,
-        dt_bias=dt_bias,
-        dt_softplus=dt_softplus,
-        dt_limit=dt_limit,
-        out=out,
-    )
-    return computed
+        if dt_limit is not None:
+            _check_limit(_PREFILL_NAME, dt_limit)
+        operands: tuple[torch.Tensor, ...] = (x, dt, a, b, c, states, state_indices, cu_seqlens)
+        if d is not None:
+            operands += (d,)
+        if z is not None:
+            operands += (z,)
+        if dt_bias is not None:
+            operands += (dt_bias,)
+        if has_initial_state is not None:
+            operands += (has_initial_state,)
+        if out is not None:
+            operands += (out,)
+        key = (x.shape, d is None, z is None, dt_bias is None, has_initial_state is None, out is None, solution)
+        looks_same, kernel = _PREFILL_SEEN.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            kernel = _bind_prefill(
+                x, dt, a, b, c, states, state_indices, cu_seqlens, has_initial_state, d, z, dt_bias, out, solution
+            )
+            _PREFILL.remember(key, kernel, *operands)
+        computed: torch.Tensor = kernel(
+            x, dt, a, b, c, states, state_indices, cu_seqlens, has_initial_state, d, z, dt_bias, dt_softplus, dt_limit, out
+        )
+        return computed
+    except OPERAND_ERRORS as error:
+        refuse_kinds(mamba2_prefill, locals(), error)
+        raise
 
 
 def selective_state_update(
@@ -229,6 +169,110 @@ def selective_state_update(
         limit = None if dt_limit is None else list(dt_limit)
         result: torch.Tensor = _UPDATE_LIBRARY(x, dt, a, b, c, states, state_indices, d, z, dt_bias, dt_softplus, limit, solution)
         return result if out is None else out.copy_(result)
+    try:
+        if dt_limit is not None:
+            _check_limit(_UPDATE_NAME, dt_limit)
+        operands: tuple[torch.Tensor, ...] = (x, dt, a, b, c, states, state_indices)
+        if d is not None:
+            operands += (d,)
+        if z is not None:
+            operands += (z,)
+        if dt_bias is not None:
+            operands += (dt_bias,)
+        if out is not None:
+            operands += (out,)
+        key = (x.shape, d is None, z is None, dt_bias is None, out is None, solution)
+        looks_same, kernel = _UPDATE_SEEN.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            kernel = _bind_update(x, dt, a, b, c, states, state_indices, d, z, dt_bias, out, solution)
+            _UPDATE.remember(key, kernel, *operands)
+        computed: torch.Tensor = kernel(x, dt, a, b, c, states, state_indices, d, z, dt_bias, dt_softplus, dt_limit, out)
+        return computed
+    except OPERAND_ERRORS as error:
+        refuse_kinds(selective_state_update, locals(), error)
+        raise
+
+
+def _bind_prefill(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    has_initial_state: torch.Tensor | None,
+    d: torch.Tensor | None,
+    z: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    solution: str | None,
+) -> Kernel:
+    """Check every operand, and return the kernel."""
+    op = _PREFILL_NAME
+    dtype, dt_dtype = x.dtype, dt.dtype
+    x_shape, b_shape = x.shape, b.shape
+    try:
+        num_tokens, num_heads, head_dim = x_shape
+        b_rows, groups, state_dim = b_shape
+        _, state_heads, state_rows, state_columns = states.shape
+        (num_reqs,) = state_indices.shape
+    except ValueError:
+        _refuse(op, x, dt, a, b, c, states, state_indices, d, z, dt_bias, cu_seqlens, has_initial_state)
+    if (
+        not groups
+        or num_heads % groups
+        or b_rows != num_tokens
+        or c.shape != b_shape
+        or dt.shape != (num_tokens, num_heads)
+        or a.shape != (num_heads,)
+        or state_heads != num_heads
+        or state_rows != head_dim
+        or state_columns != state_dim
+        or (d is not None and d.shape != (num_heads,))
+        or (dt_bias is not None and dt_bias.shape != (num_heads,))
+        or (z is not None and (z.shape != x_shape or (not z.is_contiguous() and z.stride()[2] != 1)))
+        or (not x.is_contiguous() and x.stride()[2] != 1)
+        or (not b.is_contiguous() and b.stride()[2] != 1)
+        or (not c.is_contiguous() and c.stride()[2] != 1)
+        or (not states.is_contiguous() and states.stride()[3] != 1)
+        or cu_seqlens.shape != (num_reqs + 1,)
+        or b.dtype is not dtype
+        or c.dtype is not dtype
+        or (z is not None and z.dtype is not dtype)
+        or a.dtype is not _FP32
+        or states.dtype is not _FP32
+        or cu_seqlens.dtype is not torch.int32
+        or state_indices.dtype not in _INTS
+        or (has_initial_state is not None and (has_initial_state.shape != (num_reqs,) or has_initial_state.dtype is not torch.bool))
+    ):
+        _refuse(op, x, dt, a, b, c, states, state_indices, d, z, dt_bias, cu_seqlens, has_initial_state)
+    if out is not None:
+        check_out(op, x, out)
+    device = x.device
+    dtypes = (dtype, dt_dtype, _FP32, dtype, dtype, _FP32, *(_dtype_of(one) for one in (d, z, dt_bias)))
+    operands = {"dt": dt, "a": a, "b": b, "c": c, "states": states, "d": d, "z": z, "dt_bias": dt_bias}
+    others = {"state_indices": state_indices, "cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
+    check_devices(op, device, **operands, **others)
+    return _PREFILL.kernel(device, dtypes, (head_dim, state_dim), solution)
+
+
+def _bind_update(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    state_indices: torch.Tensor,
+    d: torch.Tensor | None,
+    z: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    solution: str | None,
+) -> Kernel:
+    """Check every operand, and return the kernel."""
     op = _UPDATE_NAME
     dtype, dt_dtype = x.dtype, dt.dtype
     x_shape, b_shape = x.shape, b.shape
@@ -257,7 +301,6 @@ def selective_state_update(
         or (not b.is_contiguous() and b.stride()[3] != 1)
         or (not c.is_contiguous() and c.stride()[3] != 1)
         or (not states.is_contiguous() and states.stride()[3] != 1)
-        # Compared rather than put into the key: hashing a dtype takes several times as long.
         or b.dtype is not dtype
         or c.dtype is not dtype
         or (z is not None and z.dtype is not dtype)
@@ -266,38 +309,13 @@ def selective_state_update(
         or state_indices.dtype not in _INTS
     ):
         _refuse(op, x, dt, a, b, c, states, state_indices, d, z, dt_bias)
-    if dt_limit is not None:
-        _check_limit(op, dt_limit)
     if out is not None:
         check_out(op, x, out)
     device = x.device
-    key = (
-        device,
-        dt.get_device(),
-        a.get_device(),
-        b.get_device(),
-        c.get_device(),
-        states.get_device(),
-        state_indices.get_device(),
-        None if z is None else z.get_device(),
-        None if d is None else (d.get_device(), d.dtype),
-        None if dt_bias is None else (dt_bias.get_device(), dt_bias.dtype),
-        dtype,
-        None if dt_dtype is dtype else dt_dtype,
-        head_dim,
-        state_dim,
-        solution,
-    )
-    kernel = _UPDATE_TABLE.get(key)
-    if kernel is None:
-        dtypes = (dtype, dt_dtype, _FP32, dtype, dtype, _FP32, *(_dtype_of(one) for one in (d, z, dt_bias)))
-        operands = {"dt": dt, "a": a, "b": b, "c": c, "states": states, "d": d, "z": z, "dt_bias": dt_bias}
-        check_devices(op, device, **operands, state_indices=state_indices)
-        kernel = _UPDATE.bind(key, device, dtypes, (head_dim, state_dim), solution)
-    computed: torch.Tensor = kernel(
-        x, dt, a, b, c, states, state_indices, d=d, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, dt_limit=dt_limit, out=out
-    )
-    return computed
+    dtypes = (dtype, dt_dtype, _FP32, dtype, dtype, _FP32, *(_dtype_of(one) for one in (d, z, dt_bias)))
+    operands = {"dt": dt, "a": a, "b": b, "c": c, "states": states, "d": d, "z": z, "dt_bias": dt_bias}
+    check_devices(op, device, **operands, state_indices=state_indices)
+    return _UPDATE.kernel(device, dtypes, (head_dim, state_dim), solution)
 
 
 def _dtype_of(operand: torch.Tensor | None) -> torch.dtype | None:

@@ -24,6 +24,7 @@ MLA_DECODE: Final = OpContract(
     ),
     traits=(_LATENT_DIM, _ROPE_DIM, _PAGE_SIZE, _CAUSAL, _LSE),
     summary="attention of each request's newest queries, as many for each, to its paged latent cache",
+    by_position=True,
 )
 MLA_EXTEND: Final = OpContract(
     name="mla.mla_extend",
@@ -34,6 +35,7 @@ MLA_EXTEND: Final = OpContract(
     ),
     traits=(_LATENT_DIM, _ROPE_DIM, _PAGE_SIZE, _CAUSAL, _LSE),
     summary="attention of ragged new queries to their requests' paged latent cache",
+    by_position=True,
 )
 MLA_PREFILL: Final = OpContract(
     name="mla.mla_prefill",
@@ -49,6 +51,7 @@ MLA_PREFILL: Final = OpContract(
         _LSE,
     ),
     summary="attention of ragged queries to ragged keys, expanded from their latents, whose values have another head_dim",
+    by_position=True,
 )
 WRITE_MLA_CACHE: Final = OpContract(
     name="mla.write_mla_cache",
@@ -56,6 +59,7 @@ WRITE_MLA_CACHE: Final = OpContract(
     parameters=("latent", "rope", "kv_cache", "slot_mapping"),
     traits=(_LATENT_DIM, _ROPE_DIM, _PAGE_SIZE),
     summary="write new tokens' latent rows into their slots of a paged cache",
+    by_position=True,
 )
 
 CONTRACTS: Final = (MLA_DECODE, MLA_EXTEND, MLA_PREFILL, WRITE_MLA_CACHE)

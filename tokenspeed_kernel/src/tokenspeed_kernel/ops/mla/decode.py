@@ -7,16 +7,17 @@ from typing import Final, Literal, overload
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp
 from tokenspeed_kernel.ops import library
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
 from tokenspeed_kernel.ops.mla.check import check_latent, check_out, check_table
 from tokenspeed_kernel.ops.mla.contract import MLA_DECODE
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["mla_decode"]
 
 _DECODE: Final = BoundOp(MLA_DECODE)
-_TABLE: Final = _DECODE.table
+_SEEN: Final = _DECODE.seen
 _INT32: Final = torch.int32
 
 
@@ -101,67 +102,86 @@ def mla_decode(
         )
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    dtype, cache_dtype, device, cache_device = q.dtype, kv_cache.dtype, q.device, kv_cache.device
     try:
-        num_reqs, _, num_heads, width = q.shape
-        _, page_size, cache_width = kv_cache.shape
-    except ValueError:
-        check_latent(MLA_DECODE.name, q, kv_cache, latent_dim, "num_reqs, q_len")
-        raise
-    if (
-        cache_width != width
-        or not 0 < latent_dim < width
-        or num_heads == 0
-        or page_size == 0
-        or q.stride()[3] != 1
-        or kv_cache.stride()[2] != 1
-    ):
-        check_latent(MLA_DECODE.name, q, kv_cache, latent_dim, "num_reqs, q_len")
-    if out is not None:
-        check_out(MLA_DECODE.name, q, latent_dim, out)
-    if (
-        plan is None
-        or page_table is not plan.page_table
-        or seq_lens is not plan.seq_lens
-        or page_size != plan.page_size
-        or max_seqlen_k > plan.max_keys
-        or plan.num_reqs != num_reqs
-        or plan.device != device
-    ):
-        table_shape = page_table.shape
-        if (
-            plan is not None
-            or len(table_shape) != 2
-            or table_shape[0] != num_reqs
-            or seq_lens.shape != (num_reqs,)
-            or table_shape[1] * page_size < max_seqlen_k
-            or page_table.dtype is not _INT32
-            or seq_lens.dtype is not _INT32
-            or page_table.device != device
-            or seq_lens.device != device
+        planned: tuple[int, torch.device] | None = None
+        operands: tuple[torch.Tensor, ...] = (q, kv_cache)
+        if plan is None:
+            operands += (page_table, seq_lens)
+        else:
+            planned = (plan.page_size, plan.device)
+        if out is not None:
+            operands += (out,)
+        key = (q.shape, planned, latent_dim, causal, return_lse, out is None, solution)
+        looks_same, kernel = _SEEN.get(key, NEW_CALL)
+        if not looks_same(*operands) or (
+            page_table.shape[1] * kv_cache.shape[1] < max_seqlen_k
+            if plan is None
+            else plan.page_table is not page_table
+            or plan.seq_lens is not seq_lens
+            or plan.num_reqs != q.shape[0]
+            or plan.max_keys < max_seqlen_k
         ):
-            check_table(MLA_DECODE.name, q, page_size, page_table, seq_lens, num_reqs, max_seqlen_k, plan)
-    other_dtype = None if cache_dtype is dtype else cache_dtype  # hashing a dtype is slow
-    key = (device, cache_device, dtype, other_dtype, width, latent_dim, page_size, causal, return_lse, solution)
-    kernel = _TABLE.get(key)
-    if kernel is None:
-        check_latent(MLA_DECODE.name, q, kv_cache, latent_dim, "num_reqs, q_len")  # the devices are in the key
-        traits = (latent_dim, width - latent_dim, page_size, causal, return_lse)
-        kernel = _DECODE.bind(key, device, (dtype, cache_dtype), traits, solution)
-    attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = kernel(
-        q,
-        kv_cache,
-        page_table,
-        seq_lens,
-        max_seqlen_k=max_seqlen_k,
-        softmax_scale=softmax_scale,
-        latent_dim=latent_dim,
-        causal=causal,
-        return_lse=return_lse,
-        out=out,
-        plan=plan,
-    )
-    return attended
+            dtype, cache_dtype, device = q.dtype, kv_cache.dtype, q.device
+            try:
+                num_reqs, _, num_heads, width = q.shape
+                _, page_size, cache_width = kv_cache.shape
+            except ValueError:
+                check_latent(MLA_DECODE.name, q, kv_cache, latent_dim, "num_reqs, q_len")
+                raise
+            if (
+                cache_width != width
+                or not 0 < latent_dim < width
+                or num_heads == 0
+                or page_size == 0
+                or q.stride()[3] != 1
+                or kv_cache.stride()[2] != 1
+            ):
+                check_latent(MLA_DECODE.name, q, kv_cache, latent_dim, "num_reqs, q_len")
+            if out is not None:
+                check_out(MLA_DECODE.name, q, latent_dim, out)
+            if (
+                plan is None
+                or page_table is not plan.page_table
+                or seq_lens is not plan.seq_lens
+                or page_size != plan.page_size
+                or max_seqlen_k > plan.max_keys
+                or plan.num_reqs != num_reqs
+                or plan.device != device
+            ):
+                table_shape = page_table.shape
+                if (
+                    plan is not None
+                    or len(table_shape) != 2
+                    or table_shape[0] != num_reqs
+                    or seq_lens.shape != (num_reqs,)
+                    or table_shape[1] * page_size < max_seqlen_k
+                    or page_table.dtype is not _INT32
+                    or seq_lens.dtype is not _INT32
+                    or page_table.device != device
+                    or seq_lens.device != device
+                ):
+                    check_table(MLA_DECODE.name, q, page_size, page_table, seq_lens, num_reqs, max_seqlen_k, plan)
+            check_latent(MLA_DECODE.name, q, kv_cache, latent_dim, "num_reqs, q_len")
+            traits = (latent_dim, width - latent_dim, page_size, causal, return_lse)
+            kernel = _DECODE.kernel(device, (dtype, cache_dtype), traits, solution)
+            _DECODE.remember(key, kernel, *operands)
+        attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = kernel(
+            q,
+            kv_cache,
+            page_table,
+            seq_lens,
+            max_seqlen_k,
+            softmax_scale,
+            latent_dim,
+            causal,
+            return_lse,
+            out,
+            plan,
+        )
+        return attended
+    except OPERAND_ERRORS as error:
+        refuse_kinds(mla_decode, locals(), error)
+        raise
 
 
 _LIBRARY_OP: Final = library.register(

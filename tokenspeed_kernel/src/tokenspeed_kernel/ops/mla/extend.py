@@ -7,16 +7,17 @@ from typing import Final, Literal, overload
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp
 from tokenspeed_kernel.ops import library
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
 from tokenspeed_kernel.ops.mla.check import check_latent, check_out, check_table
 from tokenspeed_kernel.ops.mla.contract import MLA_EXTEND
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["mla_extend"]
 
 _EXTEND: Final = BoundOp(MLA_EXTEND)
-_TABLE: Final = _EXTEND.table
+_SEEN: Final = _EXTEND.seen
 
 
 @overload
@@ -102,58 +103,75 @@ def mla_extend(
     Source: DeepSeek-V2, arXiv:2405.04434, section 2.1; paging arXiv:2309.06180.
     """
     if is_compiling():
-        operands = (q, kv_cache, page_table, cu_seqlens_q, seq_lens)
-        result, lse = _LIBRARY_OP(
-            *operands, max_seqlen_q, max_seqlen_k, softmax_scale, latent_dim, causal, return_lse, solution
-        )
+        inputs = (q, kv_cache, page_table, cu_seqlens_q, seq_lens)
+        result, lse = _LIBRARY_OP(*inputs, max_seqlen_q, max_seqlen_k, softmax_scale, latent_dim, causal, return_lse, solution)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    dtype, cache_dtype, device, cache_device = q.dtype, kv_cache.dtype, q.device, kv_cache.device
-    shape, cache_shape = q.shape, kv_cache.shape
-    if (
-        len(shape) != 3
-        or len(cache_shape) != 3
-        or cache_shape[2] != shape[2]
-        or not 0 < latent_dim < shape[2]
-        or shape[1] == 0
-        or cache_shape[1] == 0
-        or q.stride()[2] != 1
-        or kv_cache.stride()[2] != 1
-    ):
-        check_latent(MLA_EXTEND.name, q, kv_cache, latent_dim, "num_tokens")
-    if out is not None:
-        check_out(MLA_EXTEND.name, q, latent_dim, out)
-    width, page_size = shape[2], cache_shape[1]
-    if (
-        plan is None
-        or plan.cu_seqlens_q is not cu_seqlens_q
-        or not plan.is_of(page_table, seq_lens, page_size, max_seqlen_k, device)
-    ):
-        num_reqs = max(cu_seqlens_q.numel() - 1, 0)
-        check_table(MLA_EXTEND.name, q, page_size, page_table, seq_lens, num_reqs, max_seqlen_k, plan, cu_seqlens_q)
-    other_dtype = None if cache_dtype is dtype else cache_dtype
-    key = (device, cache_device, dtype, other_dtype, width, latent_dim, page_size, causal, return_lse, solution)
-    kernel = _TABLE.get(key)
-    if kernel is None:
-        check_latent(MLA_EXTEND.name, q, kv_cache, latent_dim, "num_tokens")
-        traits = (latent_dim, width - latent_dim, page_size, causal, return_lse)
-        kernel = _EXTEND.bind(key, device, (dtype, cache_dtype), traits, solution)
-    attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = kernel(
-        q,
-        kv_cache,
-        page_table,
-        cu_seqlens_q,
-        seq_lens,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        softmax_scale=softmax_scale,
-        latent_dim=latent_dim,
-        causal=causal,
-        return_lse=return_lse,
-        out=out,
-        plan=plan,
-    )
-    return attended
+    try:
+        planned: tuple[int, torch.device] | None = None
+        operands: tuple[torch.Tensor, ...] = (q, kv_cache)
+        if plan is None:
+            operands += (page_table, cu_seqlens_q, seq_lens)
+        else:
+            planned = (plan.page_size, plan.device)
+        if out is not None:
+            operands += (out,)
+        key = (q.shape, planned, latent_dim, causal, return_lse, out is None, solution)
+        looks_same, kernel = _SEEN.get(key, NEW_CALL)
+        if not looks_same(*operands) or (
+            page_table.shape[1] * kv_cache.shape[1] < max_seqlen_k
+            if plan is None
+            else plan.page_table is not page_table
+            or plan.seq_lens is not seq_lens
+            or plan.cu_seqlens_q is not cu_seqlens_q
+            or plan.max_keys < max_seqlen_k
+        ):
+            dtype, cache_dtype, device = q.dtype, kv_cache.dtype, q.device
+            shape, cache_shape = q.shape, kv_cache.shape
+            if (
+                len(shape) != 3
+                or len(cache_shape) != 3
+                or cache_shape[2] != shape[2]
+                or not 0 < latent_dim < shape[2]
+                or shape[1] == 0
+                or cache_shape[1] == 0
+                or q.stride()[2] != 1
+                or kv_cache.stride()[2] != 1
+            ):
+                check_latent(MLA_EXTEND.name, q, kv_cache, latent_dim, "num_tokens")
+            if out is not None:
+                check_out(MLA_EXTEND.name, q, latent_dim, out)
+            width, page_size = shape[2], cache_shape[1]
+            if (
+                plan is None
+                or plan.cu_seqlens_q is not cu_seqlens_q
+                or not plan.is_of(page_table, seq_lens, page_size, max_seqlen_k, device)
+            ):
+                num_reqs = max(cu_seqlens_q.numel() - 1, 0)
+                check_table(MLA_EXTEND.name, q, page_size, page_table, seq_lens, num_reqs, max_seqlen_k, plan, cu_seqlens_q)
+            check_latent(MLA_EXTEND.name, q, kv_cache, latent_dim, "num_tokens")
+            traits = (latent_dim, width - latent_dim, page_size, causal, return_lse)
+            kernel = _EXTEND.kernel(device, (dtype, cache_dtype), traits, solution)
+            _EXTEND.remember(key, kernel, *operands)
+        attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = kernel(
+            q,
+            kv_cache,
+            page_table,
+            cu_seqlens_q,
+            seq_lens,
+            max_seqlen_q,
+            max_seqlen_k,
+            softmax_scale,
+            latent_dim,
+            causal,
+            return_lse,
+            out,
+            plan,
+        )
+        return attended
+    except OPERAND_ERRORS as error:
+        refuse_kinds(mla_extend, locals(), error)
+        raise
 
 
 _LIBRARY_OP: Final = library.register(

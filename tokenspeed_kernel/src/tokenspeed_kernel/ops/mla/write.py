@@ -7,9 +7,10 @@ from typing import Final
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.ops.mla.check import refuse
 from tokenspeed_kernel.ops.mla.contract import WRITE_MLA_CACHE
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["write_mla_cache"]
 
@@ -45,31 +46,35 @@ def write_mla_cache(
     if is_compiling():
         _LIBRARY_OP(latent, rope, kv_cache, slot_mapping, solution)
         return
-    latent_shape, rope_shape, cache_shape = latent.shape, rope.shape, kv_cache.shape
-    dtype, cache_dtype, device = latent.dtype, kv_cache.dtype, latent.device
-    if (
-        len(latent_shape) != 2
-        or len(rope_shape) != 2
-        or len(cache_shape) != 3
-        or rope_shape[0] != latent_shape[0]
-        or cache_shape[2] != latent_shape[1] + rope_shape[1]
-        or rope.dtype is not dtype
-        or slot_mapping.shape != (latent_shape[0],)
-        or slot_mapping.dtype is not _INT64
-        or latent.stride()[1] != 1
-        or rope.stride()[1] != 1
-        or kv_cache.stride()[2] != 1
-    ):
-        _check(latent, rope, kv_cache, slot_mapping)
-    other_dtype = None if cache_dtype is dtype else cache_dtype
-    devices = (device, rope.device, kv_cache.device, slot_mapping.device)
-    key = (devices, dtype, other_dtype, latent_shape[1], rope_shape[1], cache_shape[1], solution)
-    kernel = _WRITE.table.get(key)
-    if kernel is None:
-        check_devices(WRITE_MLA_CACHE.name, device, rope=rope, kv_cache=kv_cache, slot_mapping=slot_mapping)
-        traits = (latent_shape[1], rope_shape[1], cache_shape[1])
-        kernel = _WRITE.bind(key, device, (dtype, dtype, cache_dtype), traits, solution)
-    kernel(latent, rope, kv_cache, slot_mapping)
+    try:
+        operands = (latent, rope, kv_cache, slot_mapping)
+        key = (latent.shape, solution)
+        looks_same, kernel = _WRITE.seen.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            latent_shape, rope_shape, cache_shape = latent.shape, rope.shape, kv_cache.shape
+            dtype, cache_dtype, device = latent.dtype, kv_cache.dtype, latent.device
+            if (
+                len(latent_shape) != 2
+                or len(rope_shape) != 2
+                or len(cache_shape) != 3
+                or rope_shape[0] != latent_shape[0]
+                or cache_shape[2] != latent_shape[1] + rope_shape[1]
+                or rope.dtype is not dtype
+                or slot_mapping.shape != (latent_shape[0],)
+                or slot_mapping.dtype is not _INT64
+                or latent.stride()[1] != 1
+                or rope.stride()[1] != 1
+                or kv_cache.stride()[2] != 1
+            ):
+                _check(latent, rope, kv_cache, slot_mapping)
+            check_devices(WRITE_MLA_CACHE.name, device, rope=rope, kv_cache=kv_cache, slot_mapping=slot_mapping)
+            traits = (latent_shape[1], rope_shape[1], cache_shape[1])
+            kernel = _WRITE.kernel(device, (dtype, dtype, cache_dtype), traits, solution)
+            _WRITE.remember(key, kernel, *operands)
+        kernel(latent, rope, kv_cache, slot_mapping)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(write_mla_cache, locals(), error)
+        raise
 
 
 def _check(latent: torch.Tensor, rope: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.moe.contract import ACTIVATION_FORMATS, FUSED_EXPERTS
 from tokenspeed_kernel.ops.moe.gate import GatedActivation
-from tokenspeed_kernel.ops.operands import check_operands, tensor_error
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, check_operands, refuse_kinds, tensor_error
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import Format
 from tokenspeed_kernel.traits import TraitValue
@@ -88,9 +88,13 @@ def fused_experts(
             x, w13, w2, topk_ids, topk_weights, w13_bias, w2_bias, gate, first_expert, addend, solution, activation_format
         )
         return result if out is None else out.copy_(result)
-    return _run_fused_experts(
-        x, w13, w2, topk_ids, topk_weights, w13_bias, w2_bias, gate, first_expert, addend, solution, out, activation_format
-    )
+    try:
+        return _run_fused_experts(
+            x, w13, w2, topk_ids, topk_weights, w13_bias, w2_bias, gate, first_expert, addend, solution, out, activation_format
+        )
+    except OPERAND_ERRORS as error:
+        refuse_kinds(fused_experts, locals(), error)
+        raise
 
 
 def format_of(stack: Experts) -> Format | torch.dtype:

@@ -8,7 +8,7 @@ from torch.compiler import is_compiling
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.moe.contract import PERMUTE, UNPERMUTE
-from tokenspeed_kernel.ops.operands import check_operands, tensor_error
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, check_operands, refuse_kinds, tensor_error
 
 __all__ = ["permute", "unpermute"]
 
@@ -45,7 +45,11 @@ def permute(
     if is_compiling():
         result: _Three = _library_permute(x, topk_ids, num_experts, first_expert, solution)
         return result
-    return _run_permute(x, topk_ids, num_experts, first_expert, solution)
+    try:
+        return _run_permute(x, topk_ids, num_experts, first_expert, solution)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(permute, locals(), error)
+        raise
 
 
 def unpermute(
@@ -78,7 +82,11 @@ def unpermute(
     if is_compiling():
         result: torch.Tensor = _library_unpermute(rows, row_of_pair, topk_weights, addend, solution)
         return result if out is None else out.copy_(result)
-    return _run_unpermute(rows, row_of_pair, topk_weights, addend, solution, out)
+    try:
+        return _run_unpermute(rows, row_of_pair, topk_weights, addend, solution, out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(unpermute, locals(), error)
+        raise
 
 
 # The library ops' implementations: a compiled graph calls them at run time, when nothing is being compiled any more.

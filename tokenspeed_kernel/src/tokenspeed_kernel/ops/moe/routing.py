@@ -8,7 +8,7 @@ from torch.compiler import is_compiling
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.moe.contract import GROUP_SCORES, SCORINGS, TOPK_ROUTING
-from tokenspeed_kernel.ops.operands import check_operands, tensor_error
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, check_operands, refuse_kinds, tensor_error
 
 __all__ = ["topk_routing"]
 
@@ -67,7 +67,11 @@ def topk_routing(
             weights if weights_out is None else weights_out.copy_(weights),
             ids if ids_out is None else ids_out.copy_(ids),
         )
-    return _run_topk_routing(logits, top_k, *options, weights_out, ids_out)
+    try:
+        return _run_topk_routing(logits, top_k, *options, weights_out, ids_out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(topk_routing, locals(), error)
+        raise
 
 
 # The library op's implementation: a compiled graph calls it at run time, when nothing is being compiled any more.
@@ -164,9 +168,7 @@ def _check_dtype(name: str, given: torch.Tensor | None, dtype: torch.dtype) -> N
         raise ShapeError(_NAME, expected=f"{name} {dtype}", got=f"{given.dtype}")
 
 
-def _fake_topk_routing(
-    logits: torch.Tensor, top_k: int, *_: object, **__: object
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_topk_routing(logits: torch.Tensor, top_k: int, *_: object, **__: object) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (logits.shape[0], top_k)
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
 

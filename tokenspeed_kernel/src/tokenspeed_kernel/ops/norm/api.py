@@ -9,6 +9,7 @@ from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.norm.checks import check_dtypes, like_error, weight_error
 from tokenspeed_kernel.ops.norm.contract import FUSED_ADD_RMS_NORM, RMS_NORM
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["fused_add_rms_norm", "rms_norm"]
 
@@ -45,7 +46,11 @@ def rms_norm(
     if is_compiling():
         result = _library_rms_norm(x, weight, eps, solution)
         return result if out is None else out.copy_(result)
-    return _run_rms_norm(x, weight, eps, solution, out)
+    try:
+        return _run_rms_norm(x, weight, eps, solution, out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(rms_norm, locals(), error)
+        raise
 
 
 def fused_add_rms_norm(
@@ -79,7 +84,11 @@ def fused_add_rms_norm(
     if is_compiling():
         normed, total = _library_fused_add_rms_norm(x, residual, weight, eps, solution)
         return (normed if out is None else out.copy_(normed), total if residual_out is None else residual_out.copy_(total))
-    return _run_fused_add_rms_norm(x, residual, weight, eps, solution, out, residual_out)
+    try:
+        return _run_fused_add_rms_norm(x, residual, weight, eps, solution, out, residual_out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(fused_add_rms_norm, locals(), error)
+        raise
 
 
 # The library op's implementation: a compiled graph calls it at run time, when nothing is being compiled any more.
@@ -150,9 +159,7 @@ def _run_fused_add_rms_norm(
         check_devices(op, device, residual=residual, weight=weight, out=out, residual_out=residual_out)
         check_dtypes(op, x, residual=residual, out=out, residual_out=residual_out)
         kernel = _fused_add_rms_norm.bind(key, device, (dtype, residual_dtype, weight_dtype), (), solution)
-    result: tuple[torch.Tensor, torch.Tensor] = kernel(
-        x, residual, weight, eps=eps, out=out, residual_out=residual_out
-    )
+    result: tuple[torch.Tensor, torch.Tensor] = kernel(x, residual, weight, eps=eps, out=out, residual_out=residual_out)
     return result
 
 

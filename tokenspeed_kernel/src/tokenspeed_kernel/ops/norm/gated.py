@@ -9,6 +9,7 @@ from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.norm.checks import check_dtypes, like_error, weight_error
 from tokenspeed_kernel.ops.norm.contract import GATED_RMS_NORM
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["gated_rms_norm"]
 
@@ -47,7 +48,11 @@ def gated_rms_norm(
     if is_compiling():
         result: torch.Tensor = _library_op(x, gate, weight, eps, norm_before_gate, group_size, solution)
         return result if out is None else out.copy_(result)
-    return _run(x, gate, weight, eps, norm_before_gate, group_size, solution, out)
+    try:
+        return _run(x, gate, weight, eps, norm_before_gate, group_size, solution, out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(gated_rms_norm, locals(), error)
+        raise
 
 
 def _run(
@@ -78,9 +83,7 @@ def _run(
         check_devices(op, device, gate=gate, weight=weight, out=out)
         check_dtypes(op, x, gate=gate, out=out)
         kernel = _bound.bind(key, device, dtypes, (), solution)
-    result: torch.Tensor = kernel(
-        x, gate, weight, eps=eps, norm_before_gate=norm_before_gate, group_size=group_size, out=out
-    )
+    result: torch.Tensor = kernel(x, gate, weight, eps=eps, norm_before_gate=norm_before_gate, group_size=group_size, out=out)
     return result
 
 

@@ -9,6 +9,7 @@ from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.norm.checks import check_dtypes, like_error, weight_error
 from tokenspeed_kernel.ops.norm.contract import FUSED_ADD_GEMMA_RMS_NORM, GEMMA_RMS_NORM
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["fused_add_gemma_rms_norm", "gemma_rms_norm"]
 
@@ -41,7 +42,11 @@ def gemma_rms_norm(
     if is_compiling():
         result: torch.Tensor = _library_plain(x, weight, eps, solution)
         return result if out is None else out.copy_(result)
-    return _run_plain(x, weight, eps, solution, out)
+    try:
+        return _run_plain(x, weight, eps, solution, out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(gemma_rms_norm, locals(), error)
+        raise
 
 
 def fused_add_gemma_rms_norm(
@@ -75,7 +80,11 @@ def fused_add_gemma_rms_norm(
     if is_compiling():
         normed, total = _library_fused(x, residual, weight, eps, solution)
         return (normed if out is None else out.copy_(normed), total if residual_out is None else residual_out.copy_(total))
-    return _run_fused(x, residual, weight, eps, solution, out, residual_out)
+    try:
+        return _run_fused(x, residual, weight, eps, solution, out, residual_out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(fused_add_gemma_rms_norm, locals(), error)
+        raise
 
 
 def _run_plain(

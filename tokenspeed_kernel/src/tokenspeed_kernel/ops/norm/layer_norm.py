@@ -9,6 +9,7 @@ from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.norm.checks import check_dtypes, like_error, weight_error
 from tokenspeed_kernel.ops.norm.contract import LAYER_NORM
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 
 __all__ = ["layer_norm"]
 
@@ -42,7 +43,11 @@ def layer_norm(
     if is_compiling():
         result: torch.Tensor = _library_op(x, weight, bias, eps, solution)
         return result if out is None else out.copy_(result)
-    return _run(x, weight, bias, eps, solution, out)
+    try:
+        return _run(x, weight, bias, eps, solution, out)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(layer_norm, locals(), error)
+        raise
 
 
 def _run(

@@ -7,7 +7,7 @@ from torch.compiler import is_compiling
 
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
-from tokenspeed_kernel.ops.operands import check_operands
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, check_operands, refuse_kinds
 from tokenspeed_kernel.ops.quantization.contract import DEQUANTIZE
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import Format
@@ -48,12 +48,14 @@ def dequantize(
             tensor.data, tensor.scale, tensor.global_scale, tensor.zero_point, str(tensor.format), tensor.shape, dtype, solution
         )
         return result if out is None else out.copy_(result)
-    return _run(tensor, out, out_dtype, solution)
+    try:
+        return _run(tensor, out, out_dtype, solution)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(dequantize, locals(), error)
+        raise
 
 
-def _run(
-    tensor: QuantizedTensor, out: torch.Tensor | None, out_dtype: torch.dtype | None, solution: str | None
-) -> torch.Tensor:
+def _run(tensor: QuantizedTensor, out: torch.Tensor | None, out_dtype: torch.dtype | None, solution: str | None) -> torch.Tensor:
     if out is not None:
         out_dtype = out_dtype or out.dtype
         if out.shape != tensor.shape or out.dtype is not out_dtype:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
+from torch import is_grad_enabled
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, Kernel, check_devices, register_library_op
 from tokenspeed_kernel.errors import FormatError, ShapeError
-from tokenspeed_kernel.ops.operands import check_operands, tensor_error
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, check_operands, refuse_kinds, tensor_error
 from tokenspeed_kernel.ops.quantization.contract import QUANTIZE
 from tokenspeed_kernel.quantized import QuantizedTensor, data_shape, scale_shape
 from tokenspeed_kernel.signature import GGUF_BLOCKS, Format
@@ -15,7 +19,7 @@ from tokenspeed_kernel.signature import GGUF_BLOCKS, Format
 __all__ = ["empty_quantized", "quantize"]
 
 _quantize = BoundOp(QUANTIZE)
-_table = _quantize.table
+_kept_shape = functools.lru_cache(maxsize=4096)(scale_shape)
 _BY_TEXT = {str(fmt): fmt for fmt in Format.scaled()}
 _SCALE_DTYPES = {
     "nvfp4": torch.float8_e4m3fn,
@@ -67,7 +71,11 @@ def quantize(
             zero if fmt.logical == "uint4" else None,
         )
         return result if out is None else _copied(result, out)
-    return _run(x, fmt, scale, global_scale, out, solution)
+    try:
+        return _run(x, fmt, scale, global_scale, out, solution)
+    except OPERAND_ERRORS as error:
+        refuse_kinds(quantize, locals(), error)
+        raise
 
 
 def _format_of(format: Format | str) -> Format:
@@ -85,38 +93,72 @@ def _run(
     out: QuantizedTensor | None,
     solution: str | None,
 ) -> QuantizedTensor:
-    try:
-        shape, dtype, device = x.shape, x.dtype, x.device
-    except AttributeError:
-        if isinstance(x, QuantizedTensor):
-            raise ShapeError(QUANTIZE.name, expected="x to be a plain tensor", got=f"{x}", fix="dequantize it first") from None
-        raise tensor_error(QUANTIZE.name, x=x) from None
-    if out is not None and (not isinstance(out, QuantizedTensor) or out.shape != shape or out.format != fmt):
-        got = f"{out.format} {list(out.shape)}" if isinstance(out, QuantizedTensor) else type(out).__name__
-        raise ShapeError(QUANTIZE.name, expected=f"out {fmt} {list(shape)}", got=got, fix="make out with empty_quantized")
-    if scale is not None or global_scale is not None:
-        scale, global_scale = _given_scales(fmt, shape, scale, global_scale)
-    out_key = None if out is None else out.device
-    scale_key = None if scale is None else scale.device, None if global_scale is None else global_scale.device
-    key = (device, dtype, fmt, out_key, scale_key, solution)
-    kernel = _table.get(key)
-    if kernel is None:
-        check_operands(QUANTIZE.name, x=x, scale=scale, global_scale=global_scale, out=out)
-        target = None if out is None else out.data
-        check_devices(QUANTIZE.name, device, scale=scale, global_scale=global_scale, out=target)
-        if fmt.logical in GGUF_BLOCKS:
-            raise FormatError(f"{QUANTIZE.name}: {fmt} is a format of files, which is read, not made\nFix: use int4@group_32.")
-        kernel = _quantize.bind(key, device, (dtype, fmt), (), solution)
-    data_shape(fmt, tuple(shape))
-    with torch.no_grad():
-        result: QuantizedTensor = kernel(x, fmt, scale, global_scale, out)
+    operands: tuple[Any, ...] = (x,)
+    if scale is not None:
+        operands += (scale,)
+    if global_scale is not None:
+        operands += (global_scale,)
+    place = None if out is None else _place(fmt, x, out)
+    key = (fmt.logical, fmt.scale, place, scale is None, global_scale is None, solution)
+    looks_same, kernel = _quantize.seen.get(key, NEW_CALL)
+    if not looks_same(*operands):
+        kernel = _bind(x, fmt, scale, global_scale, out, solution)
+        _quantize.remember(key, kernel, *operands)
+    if scale is not None:
+        scale = _as_kept(scale, _kept_shape(fmt, x.shape))
+    if global_scale is not None:
+        global_scale = _as_kept(global_scale, x.shape[:-2])
+    if x.requires_grad and is_grad_enabled():
+        with torch.no_grad():
+            result: QuantizedTensor = kernel(x, fmt, scale, global_scale, out)
+        return result
+    result = kernel(x, fmt, scale, global_scale, out)
     return result
 
 
-def _given_scales(
-    fmt: Format, shape: tuple[int, ...], scale: torch.Tensor | None, global_scale: torch.Tensor | None
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The scales in the shapes in which a `QuantizedTensor` keeps them, which checks them."""
+def _place(fmt: Format, x: torch.Tensor, out: QuantizedTensor) -> tuple[object, ...]:
+    """What a given output adds to what was seen: it was checked itself when it was made."""
+    if not isinstance(out, QuantizedTensor) or out.shape != x.shape or out.format != fmt:
+        got = f"{out.format} {list(out.shape)}" if isinstance(out, QuantizedTensor) else type(out).__name__
+        raise ShapeError(QUANTIZE.name, expected=f"out {fmt} {list(x.shape)}", got=got, fix="make out with empty_quantized")
+    return out.shape, out.device
+
+
+def _bind(
+    x: torch.Tensor,
+    fmt: Format,
+    scale: torch.Tensor | None,
+    global_scale: torch.Tensor | None,
+    out: QuantizedTensor | None,
+    solution: str | None,
+) -> Kernel:
+    """Check every operand, and return the kernel."""
+    if isinstance(x, QuantizedTensor):
+        raise ShapeError(QUANTIZE.name, expected="x to be a plain tensor", got=f"{x}", fix="dequantize it first")
+    try:
+        shape, dtype, device = x.shape, x.dtype, x.device
+    except AttributeError:
+        raise tensor_error(QUANTIZE.name, x=x) from None
+    if scale is not None or global_scale is not None:
+        _check_scales(fmt, shape, scale, global_scale)
+    check_operands(QUANTIZE.name, x=x, scale=scale, global_scale=global_scale, out=out)
+    target = None if out is None else out.data
+    check_devices(QUANTIZE.name, device, scale=scale, global_scale=global_scale, out=target)
+    if fmt.logical in GGUF_BLOCKS:
+        raise FormatError(f"{QUANTIZE.name}: {fmt} is a format of files, which is read, not made\nFix: use int4@group_32.")
+    data_shape(fmt, tuple(shape))
+    return _quantize.kernel(device, (dtype, fmt), (), solution)
+
+
+def _as_kept(part: torch.Tensor, shape: tuple[int, ...] | None) -> torch.Tensor:
+    """The scales as a `QuantizedTensor` keeps them."""
+    if shape is not None and part.shape != shape:
+        part = part.reshape(shape)
+    return part.detach() if part.requires_grad else part
+
+
+def _check_scales(fmt: Format, shape: tuple[int, ...], scale: torch.Tensor | None, global_scale: torch.Tensor | None) -> None:
+    """Refuse scales that the format does not take, or that a `QuantizedTensor` of that shape would not."""
     if scale is not None and not fmt.logical.startswith("fp8"):
         fix = "leave scale out"
         raise ShapeError(QUANTIZE.name, expected=f"{fmt}: no scale, for it is computed", got="one", fix=fix)
@@ -126,8 +168,7 @@ def _given_scales(
     given = scale if scale is not None else global_scale
     assert given is not None
     like = empty_quantized(fmt, tuple(shape), given.device)
-    kept = QuantizedTensor(like.data, fmt, like.shape, scale if scale is not None else like.scale, global_scale)
-    return (kept.scale if scale is not None else None), kept.global_scale
+    QuantizedTensor(like.data, fmt, like.shape, scale if scale is not None else like.scale, global_scale)
 
 
 def empty_quantized(

@@ -9,6 +9,7 @@ from torch.compiler import is_compiling
 
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 from tokenspeed_kernel.ops.rope.contract import APPLY_ROPE
 
 _APPLY_ROPE: Final = BoundOp(APPLY_ROPE)
@@ -52,50 +53,54 @@ def apply_rope(
             rotated_q if q_out is None else q_out.copy_(rotated_q),
             rotated_k if k_out is None else k_out.copy_(rotated_k),
         )
-    q_shape, k_shape, table_shape, dtype, device = q.shape, k.shape, cos_sin_cache.shape, q.dtype, q.device
-    if (
-        len(q_shape) != 3
-        or len(k_shape) != 3
-        or k_shape[0] != q_shape[0]
-        or k_shape[2] != q_shape[2]
-        or positions.shape != (q_shape[0],)
-        or len(table_shape) != 2
-        or table_shape[1] > q_shape[2]
-        or not cos_sin_cache.is_contiguous()
-        or q.stride()[2] != 1
-        or k.stride()[2] != 1
-    ):
-        _refuse(q, k, positions, cos_sin_cache, q_out, k_out)
-    if (q_out is not None and q_out is not q) or (k_out is not None and k_out is not k):
-        for like, out in ((q, q_out), (k, k_out)):
-            if out is not None and (out.shape != like.shape or out.dtype != dtype or out.stride()[2] != 1):
-                _refuse(q, k, positions, cos_sin_cache, q_out, k_out)
-    table_dtype, other_dtype = cos_sin_cache.dtype, None if k.dtype is dtype else k.dtype  # hashing a dtype is slow
-    key = (
-        device,
-        k.device,
-        positions.device,
-        cos_sin_cache.device,
-        dtype,
-        other_dtype,
-        positions.dtype,
-        table_dtype,
-        q_shape[2],
-        table_shape[1],
-        interleaved,
-        solution,
-    )
-    kernel = _APPLY_ROPE.table.get(key)
-    if kernel is None:
-        if k.dtype != dtype or positions.dtype not in (torch.int32, torch.int64) or table_shape[1] % 2:
+    try:
+        q_shape, k_shape, table_shape, dtype, device = q.shape, k.shape, cos_sin_cache.shape, q.dtype, q.device
+        if (
+            len(q_shape) != 3
+            or len(k_shape) != 3
+            or k_shape[0] != q_shape[0]
+            or k_shape[2] != q_shape[2]
+            or positions.shape != (q_shape[0],)
+            or len(table_shape) != 2
+            or table_shape[1] > q_shape[2]
+            or not cos_sin_cache.is_contiguous()
+            or q.stride()[2] != 1
+            or k.stride()[2] != 1
+        ):
             _refuse(q, k, positions, cos_sin_cache, q_out, k_out)
-        check_devices("rope.apply_rope", device, k=k, positions=positions, cos_sin_cache=cos_sin_cache)
-        traits = (q_shape[2], table_shape[1], interleaved)
-        kernel = _APPLY_ROPE.bind(key, device, (dtype, k.dtype, cos_sin_cache.dtype), traits, solution)
-    rotated: tuple[torch.Tensor, torch.Tensor] = kernel(
-        q, k, positions, cos_sin_cache, interleaved=interleaved, q_out=q_out, k_out=k_out
-    )
-    return rotated
+        if (q_out is not None and q_out is not q) or (k_out is not None and k_out is not k):
+            for like, out in ((q, q_out), (k, k_out)):
+                if out is not None and (out.shape != like.shape or out.dtype != dtype or out.stride()[2] != 1):
+                    _refuse(q, k, positions, cos_sin_cache, q_out, k_out)
+        table_dtype, other_dtype = cos_sin_cache.dtype, None if k.dtype is dtype else k.dtype  # hashing a dtype is slow
+        key = (
+            device,
+            k.device,
+            positions.device,
+            cos_sin_cache.device,
+            dtype,
+            other_dtype,
+            positions.dtype,
+            table_dtype,
+            q_shape[2],
+            table_shape[1],
+            interleaved,
+            solution,
+        )
+        kernel = _APPLY_ROPE.table.get(key)
+        if kernel is None:
+            if k.dtype != dtype or positions.dtype not in (torch.int32, torch.int64) or table_shape[1] % 2:
+                _refuse(q, k, positions, cos_sin_cache, q_out, k_out)
+            check_devices("rope.apply_rope", device, k=k, positions=positions, cos_sin_cache=cos_sin_cache)
+            traits = (q_shape[2], table_shape[1], interleaved)
+            kernel = _APPLY_ROPE.bind(key, device, (dtype, k.dtype, cos_sin_cache.dtype), traits, solution)
+        rotated: tuple[torch.Tensor, torch.Tensor] = kernel(
+            q, k, positions, cos_sin_cache, interleaved=interleaved, q_out=q_out, k_out=k_out
+        )
+        return rotated
+    except OPERAND_ERRORS as error:
+        refuse_kinds(apply_rope, locals(), error)
+        raise
 
 
 def _refuse(

@@ -9,6 +9,7 @@ from torch.compiler import is_compiling
 
 from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 from tokenspeed_kernel.ops.rope.contract import MULTI_AXIS_COS_SIN
 
 __all__ = ["multi_axis_cos_sin"]
@@ -49,32 +50,36 @@ def multi_axis_cos_sin(
     if is_compiling():
         result: torch.Tensor = _LIBRARY_OP(cos_sin_cache, positions, list(sections), interleaved, solution)
         return result if out is None else out.copy_(result)
-    sections = tuple(sections)
-    if (
-        cos_sin_cache.dim() != 2
-        or positions.dim() != 2
-        or positions.shape[0] != len(sections)
-        or not sections
-        or min(sections) < 0
-        or 2 * sum(sections) != cos_sin_cache.shape[1]
-        or not cos_sin_cache.is_contiguous()
-    ):
-        _refuse(cos_sin_cache, positions, sections)
-    shape = (positions.shape[1], cos_sin_cache.shape[1])
-    if out is not None and (out.shape != shape or out.dtype is not cos_sin_cache.dtype or not out.is_contiguous()):
-        expected = f"out {list(shape)} {str(cos_sin_cache.dtype).removeprefix('torch.')}, contiguous"
-        raise ShapeError(_OP, expected=expected, got=_shown(out))
-    device = cos_sin_cache.device
-    given = None if out is None else out.device
-    key = (device, positions.device, given, cos_sin_cache.dtype, positions.dtype, len(sections), solution)
-    kernel = _BOUND.table.get(key)
-    if kernel is None:
-        if positions.dtype not in _INTS:
+    try:
+        sections = tuple(sections)
+        if (
+            cos_sin_cache.dim() != 2
+            or positions.dim() != 2
+            or positions.shape[0] != len(sections)
+            or not sections
+            or min(sections) < 0
+            or 2 * sum(sections) != cos_sin_cache.shape[1]
+            or not cos_sin_cache.is_contiguous()
+        ):
             _refuse(cos_sin_cache, positions, sections)
-        check_devices(_OP, device, positions=positions, out=out)
-        kernel = _BOUND.bind(key, device, (cos_sin_cache.dtype,), (len(sections),), solution)
-    gathered: torch.Tensor = kernel(cos_sin_cache, positions, sections, interleaved=interleaved, out=out)
-    return gathered
+        shape = (positions.shape[1], cos_sin_cache.shape[1])
+        if out is not None and (out.shape != shape or out.dtype is not cos_sin_cache.dtype or not out.is_contiguous()):
+            expected = f"out {list(shape)} {str(cos_sin_cache.dtype).removeprefix('torch.')}, contiguous"
+            raise ShapeError(_OP, expected=expected, got=_shown(out))
+        device = cos_sin_cache.device
+        given = None if out is None else out.device
+        key = (device, positions.device, given, cos_sin_cache.dtype, positions.dtype, len(sections), solution)
+        kernel = _BOUND.table.get(key)
+        if kernel is None:
+            if positions.dtype not in _INTS:
+                _refuse(cos_sin_cache, positions, sections)
+            check_devices(_OP, device, positions=positions, out=out)
+            kernel = _BOUND.bind(key, device, (cos_sin_cache.dtype,), (len(sections),), solution)
+        gathered: torch.Tensor = kernel(cos_sin_cache, positions, sections, interleaved=interleaved, out=out)
+        return gathered
+    except OPERAND_ERRORS as error:
+        refuse_kinds(multi_axis_cos_sin, locals(), error)
+        raise
 
 
 def _shown(tensor: torch.Tensor) -> str:

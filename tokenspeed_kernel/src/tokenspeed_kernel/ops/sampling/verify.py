@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, register_library_op
 from tokenspeed_kernel.errors import ShapeError
+from tokenspeed_kernel.ops.operands import OPERAND_ERRORS, refuse_kinds
 from tokenspeed_kernel.ops.sampling import checks, contract
 
 __all__ = ["verify_chain"]
@@ -68,9 +69,13 @@ def verify_chain(
         )
         tokens, number = both
         return (tokens if out is None else out.copy_(tokens), number if num_tokens_out is None else num_tokens_out.copy_(number))
-    return _run_verify_chain(
-        logits, draft_ids, uniform, temperature, top_k, top_p, min_p, draft_probs, accept_uniform, solution, out, num_tokens_out
-    )
+    try:
+        return _run_verify_chain(
+            logits, draft_ids, uniform, temperature, top_k, top_p, min_p, draft_probs, accept_uniform, solution, out, num_tokens_out
+        )
+    except OPERAND_ERRORS as error:
+        refuse_kinds(verify_chain, locals(), error)
+        raise
 
 
 # The library op's implementation: a compiled graph calls it at run time, when nothing is being compiled any more.
@@ -88,34 +93,47 @@ def _run_verify_chain(
     out: Tensor | None = None,
     num_tokens_out: Tensor | None = None,
 ) -> _Result:
-    shape = logits.shape
-    if len(shape) != 3 or not shape[1] or not shape[2]:
-        raise ShapeError(_OP, expected="logits [R, K + 1, V] with V >= 1", got=str(list(shape)))
-    num_rows, positions, vocab_size = shape
-    device = logits.device
-    checks.require(_OP, "draft_ids", draft_ids, (num_rows, positions - 1), torch.int32, device)
-    checks.require(_OP, "uniform", uniform, (num_rows, positions), torch.float64, device)
-    checks.require(_OP, "temperature", temperature, (num_rows,), torch.float32, device)
-    checks.require(_OP, "top_k", top_k, (num_rows,), torch.int32, device)
-    checks.require(_OP, "top_p", top_p, (num_rows,), torch.float32, device)
-    checks.require(_OP, "min_p", min_p, (num_rows,), torch.float32, device)
-    if (draft_probs is None) is not (accept_uniform is None):
-        given = "accept_uniform" if draft_probs is None else "draft_probs"
-        raise ShapeError(_OP, expected="draft_probs and accept_uniform together", got=f"{given} alone")
-    if draft_probs is not None and accept_uniform is not None:
-        checks.require(_OP, "draft_probs", draft_probs, (num_rows, positions - 1, vocab_size), torch.float32, device)
-        checks.require(_OP, "accept_uniform", accept_uniform, (num_rows, positions - 1), torch.float64, device)
+    operands: tuple[Tensor, ...] = (logits, draft_ids, uniform, temperature, top_k, top_p, min_p)
+    if draft_probs is not None:
+        operands += (draft_probs,)
+    if accept_uniform is not None:
+        operands += (accept_uniform,)
+    if out is not None:
+        operands += (out,)
+    if num_tokens_out is not None:
+        operands += (num_tokens_out,)
+    key = (logits.shape, draft_probs is None, accept_uniform is None, out is None, num_tokens_out is None, solution)
+    looks_same, kernel = _VERIFY.seen.get(key, NEW_CALL)
+    if not looks_same(*operands):
+        shape = logits.shape
+        if len(shape) != 3 or not shape[1] or not shape[2]:
+            raise ShapeError(_OP, expected="logits [R, K + 1, V] with V >= 1", got=str(list(shape)))
+        num_rows, positions, vocab_size = shape
+        device = logits.device
+        checks.require(_OP, "draft_ids", draft_ids, (num_rows, positions - 1), torch.int32, device)
+        checks.require(_OP, "uniform", uniform, (num_rows, positions), torch.float64, device)
+        checks.require(_OP, "temperature", temperature, (num_rows,), torch.float32, device)
+        checks.require(_OP, "top_k", top_k, (num_rows,), torch.int32, device)
+        checks.require(_OP, "top_p", top_p, (num_rows,), torch.float32, device)
+        checks.require(_OP, "min_p", min_p, (num_rows,), torch.float32, device)
+        if (draft_probs is None) is not (accept_uniform is None):
+            given = "accept_uniform" if draft_probs is None else "draft_probs"
+            raise ShapeError(_OP, expected="draft_probs and accept_uniform together", got=f"{given} alone")
+        if draft_probs is not None and accept_uniform is not None:
+            checks.require(_OP, "draft_probs", draft_probs, (num_rows, positions - 1, vocab_size), torch.float32, device)
+            checks.require(_OP, "accept_uniform", accept_uniform, (num_rows, positions - 1), torch.float64, device)
+        if out is not None:
+            checks.require(_OP, "out", out, (num_rows, positions), torch.int32, device)
+            if not out.is_contiguous():
+                raise ShapeError(_OP, expected="out contiguous", got=f"strides {out.stride()}")
+        if num_tokens_out is not None:
+            checks.require(_OP, "num_tokens_out", num_tokens_out, (num_rows,), torch.int32, device)
+        kernel = _VERIFY.kernel(device, (logits.dtype, None if draft_probs is None else draft_probs.dtype), (), solution)
+        _VERIFY.remember(key, kernel, *operands)
     if out is None:
-        out = torch.empty((num_rows, positions), dtype=torch.int32, device=device)
-    else:
-        checks.require(_OP, "out", out, (num_rows, positions), torch.int32, device)
-        if not out.is_contiguous():
-            raise ShapeError(_OP, expected="out contiguous", got=f"strides {out.stride()}")
+        out = torch.empty(logits.shape[:2], dtype=torch.int32, device=logits.device)
     if num_tokens_out is None:
-        num_tokens_out = torch.empty(num_rows, dtype=torch.int32, device=device)
-    else:
-        checks.require(_OP, "num_tokens_out", num_tokens_out, (num_rows,), torch.int32, device)
-    kernel = _VERIFY.kernel(device, (logits.dtype, None if draft_probs is None else draft_probs.dtype), (), solution)
+        num_tokens_out = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
     result: _Result = kernel(
         logits, draft_ids, uniform, temperature, top_k, top_p, min_p, draft_probs, accept_uniform, out, num_tokens_out
     )

@@ -1,0 +1,1 @@
+"""Latent attention kernels made for Hopper."""

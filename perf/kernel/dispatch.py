@@ -84,6 +84,7 @@ def _of_cases(op: str) -> Call | None:
     if "group" in inputs:  # the group itself, as a model holds it, and equal shares
         inputs = {name: value for name, value in inputs.items() if not name.endswith("sizes")}
         inputs["group"] = torch.distributed.group.WORLD
+        label = "one process"
     parameters = inspect.signature(public_op(op)).parameters
     leading = list(itertools.takewhile(lambda name: name in inputs, parameters))
     positional = [name for name in leading if parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]

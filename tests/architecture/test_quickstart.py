@@ -95,3 +95,27 @@ def _fake_source(folder: Path) -> None:
         "def build_wheel(directory, config_settings=None, metadata_directory=None):\n"
         "    raise RuntimeError('only metadata are asked for')\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "is_taken"), [("2.8.0+cpu", False), ("1.13.1", False), ("2.9.0a0", True), ("2.13.0+cpu", True)]
+)
+def test_a_torch_that_is_too_old_is_named_and_left_alone(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, is_taken: bool
+) -> None:
+    folder = tmp_path / "environment"
+    venv.create(folder, with_pip=False)
+    (site,) = folder.glob("lib/python*/site-packages")
+    _fake(site, "torch", version)
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").touch()
+
+    def pip_install(*_arguments: object) -> None:
+        raise AssertionError("something was installed")
+
+    monkeypatch.setattr(setup, "pip_install", pip_install)
+    if is_taken:
+        setup.ensure_torch(folder / "bin" / "python")
+    else:
+        with pytest.raises(SystemExit, match=rf"torch {version.replace('+', '.')} is installed, and at least 2\.9 is needed"):
+            setup.ensure_torch(folder / "bin" / "python")

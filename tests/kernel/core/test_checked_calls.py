@@ -110,7 +110,8 @@ def test_what_is_no_tensor_is_refused_by_name(op: str) -> None:
 
 def test_a_missing_operand_is_refused_by_name() -> None:
     inputs = _inputs(_call("norm.rms_norm"))
-    with pytest.raises(ShapeError, match=r"norm\.rms_norm: expected weight to be a tensor, got None\nFix: pass a tensor for weight"):
+    said = r"norm\.rms_norm: expected weight to be a tensor, got None\nFix: pass a tensor for weight"
+    with pytest.raises(ShapeError, match=said):
         public_op("norm.rms_norm")(**inputs | {"weight": None})
 
 

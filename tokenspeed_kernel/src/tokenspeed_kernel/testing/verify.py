@@ -178,8 +178,7 @@ def _run(
         if why:
             report.refused[why] = report.refused.get(why, 0) + 1
             return
-        del inputs
-        difference = check_case(case, solution=spec.name, device=device, dtype=dtype, seed=seed)
+        difference = check_case(case, solution=spec.name, device=device, dtype=dtype, seed=seed, inputs=inputs)
     except (ShapeError, NoKernelError) as error:
         why = str(error).splitlines()[0]
         report.refused[why] = report.refused.get(why, 0) + 1

@@ -57,7 +57,9 @@ def run(checkpoint: Path, prompts: Sequence[Sequence[int]], depth: int, num_page
         scheduling=SchedulingConfig(max_num_seqs=8, max_num_batched_tokens=24, pipeline_depth=depth),
     )
     parts = build_core(config, reports.append)
-    assert reports[-1].done == reports[-1].total > 0
+    (weights,) = (report for report in reports if report.total and report.done == report.total)
+    assert weights.stage == "weights"
+    assert reports[-1].stage == "warm-up"
     requests = [
         SubmitRequest(TokenizedRequest(f"r{n}", tuple(prompt), SamplingParams(temperature=0, max_tokens=40)))
         for n, prompt in enumerate(prompts)

@@ -134,7 +134,8 @@ def test_large_negative_logits_and_window() -> None:
     page = int(inputs["page_table"][0, 0])
     inputs["k_cache"][page, :2] = 1.0
     inputs["v_cache"][page, 0], inputs["v_cache"][page, 1] = 1.0, 3.0
-    out, lse = attention.mha_decode(**inputs, softmax_scale=1.0, return_lse=True, solution="triton")
+    inputs["softmax_scale"] = 1.0
+    out, lse = attention.mha_decode(**inputs, return_lse=True, solution="triton")
     torch.testing.assert_close(out, torch.full_like(out, 2.0))
     assert float(lse[0, 0]) == pytest.approx(-6e4 + math.log(2), rel=1e-6)
     batch = cases.Batch("z13", (1,), (5000,), 1, 1, 16, 64, sliding_window=4096, consecutive=True)

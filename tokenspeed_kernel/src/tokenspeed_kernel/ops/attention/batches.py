@@ -69,8 +69,8 @@ DECODE_BATCHES: Final = (
     Batch("missing_all_pages", (1, 1), (7, 9), missing_pages=((0, 0), (0, 1))),
     Batch("missing_page_window", (1, 1), (11, 9), missing_pages=((0, 2),), sliding_window=3),
     # Sizes that kernels for one device take.
-    Batch("page_16_d64", (1,) * 4, (33, 0, 150, 1), 4, 2, 64, 16, logit_cap=5.0, sinks=True, missing_pages=((2, 3),)),
-    Batch("page_64_d128", (1,) * 3, (70, 0, 200), 6, 2, 128, 64, sliding_window=90, sinks=True),
+    Batch("small_page_16_d64", (1,) * 4, (33, 0, 150, 1), 4, 2, 64, 16, logit_cap=5.0, sinks=True, missing_pages=((2, 3),)),
+    Batch("small_page_64_d128", (1,) * 3, (70, 0, 200), 6, 2, 128, 64, sliding_window=90, sinks=True),
 )
 
 EXTEND_BATCHES: Final = (

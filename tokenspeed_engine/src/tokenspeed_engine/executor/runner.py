@@ -14,8 +14,8 @@ from tokenspeed_engine.layers import ExtendRows, ForwardBatch
 from tokenspeed_engine.models import CausalLM
 
 # A step should stay well under the quarter of a second in which a client that left must be noticed; the deepest chunks of a long
-# prompt take a fifth more than the linear model of their cost says.
-_TARGET_STEP_S = 0.17
+# prompt take up to half more than the linear model of their cost says.
+_TARGET_STEP_S = 0.15
 _PROBED_CONTEXT = 4096
 _MOST_SHRINKAGE = 6  # of a chunk after that context; attention alone made it 2 to 3 where it was measured
 _CANDIDATES = (32, 64, 128, 256, 512, 1024, 2048)

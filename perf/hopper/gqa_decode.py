@@ -8,7 +8,6 @@ Before a shape is timed its result is held against attention in float32: what is
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from perf.graph_replay import replay_us, timed_us
 from perf.harness import Benchmark, Context, Row
 from tokenspeed_kernel.ops import attention
 
@@ -159,31 +159,6 @@ class Batch:
         return ""
 
 
-def replay_us(calls: list[_Call], repeats: int) -> float:
-    """Median time of one call when a CUDA graph holds all of them in turn."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for call in calls:
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    for _ in range(2):
-        graph.replay()
-    samples = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(samples)
-
-
 def flashinfer_calls(batch: Batch) -> list[_Call] | str:
     """FlashInfer's paged decode with its plan made beforehand, or why there is none."""
     if batch.sinks is not None:
@@ -225,16 +200,6 @@ def _flashinfer_wrapper(flashinfer: Any, batch: Batch) -> Any:
         kv_data_type=torch.bfloat16,
     )
     return wrapper
-
-
-def _timed(calls: list[_Call] | str, repeats: int) -> tuple[float | None, str]:
-    """A peer's time, or why there is none."""
-    if isinstance(calls, str):
-        return None, calls
-    try:
-        return replay_us(calls, repeats), ""
-    except (RuntimeError, OSError) as error:
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 
 def read_rate() -> float:
@@ -282,7 +247,7 @@ def run(context: Context) -> Iterator[Row]:
             goal = None
             if name.startswith("FlashInfer"):
                 goal = 1.5 if shape.num_requests == 1 and shape.num_keys == 65536 else 1.3
-            peer, note = _timed(calls, repeats)
+            peer, note = timed_us(calls, repeats)
             yield Row(str(shape), ours, peer, "us", name, limit, False, goal, note)
         del batch, found, calls
         torch.cuda.empty_cache()

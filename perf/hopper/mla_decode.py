@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from perf.graph_replay import timed_us
 from perf.harness import Benchmark, Context, Row
-from perf.hopper.gqa_decode import read_rate, replay_us
-from tokenspeed_kernel.errors import TokenSpeedKernelError
+from perf.hopper.gqa_decode import read_rate
 from tokenspeed_kernel.ops import mla
 
 _COLD_BYTES = 256 << 20
@@ -151,15 +151,6 @@ class Batch:
         return ""
 
 
-def _timed(calls: _Calls, repeats: int) -> tuple[float | None, str]:
-    """(time, why there is none)"""
-    try:
-        return replay_us(calls, repeats), ""
-    except (TokenSpeedKernelError, RuntimeError, torch.cuda.OutOfMemoryError) as error:
-        torch.cuda.synchronize()
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
-
-
 def run(context: Context) -> Iterator[Row]:
     """Yield the rows of each shape; without a Hopper GPU one row that says so."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
@@ -175,10 +166,10 @@ def run(context: Context) -> Iterator[Row]:
         if problem:
             yield Row(str(shape), None, limit, "us", "limit", limit, False, note=problem)
             continue
-        ours, problem = _timed(batch.calls(_OURS), repeats)
+        ours, problem = timed_us(batch.calls(_OURS), repeats)
         yield Row(str(shape), ours, limit, "us", "limit of this run", limit, False, shape.share, problem)
         for solution, name in _PEERS.items():
-            figure, problem = _timed(batch.calls(solution), repeats)
+            figure, problem = timed_us(batch.calls(solution), repeats)
             goal = None if solution == "triton" else shape.goal
             yield Row(str(shape), ours, figure, "us", name, limit, False, goal, problem)
         del batch

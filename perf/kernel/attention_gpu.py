@@ -7,13 +7,13 @@ rate, whichever is longer; both are measured in the same run.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from perf.graph_replay import device_rates, replay_us
 from perf.harness import Benchmark, Context, Row
 from tokenspeed_kernel.ops import attention
 
@@ -62,31 +62,6 @@ SHAPES = (
     Shape(1, 512, 2048, 16, 9, 3, 64, torch.float32),
     Shape(16, 1, 2048, 16, 9, 3, 64, torch.float32),
 )
-
-
-def replay_us(calls: list[Callable[[], object]], repeats: int) -> float:
-    """Median time of one call when a CUDA graph holds all of them in turn."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for call in (*calls, *calls):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    for _ in range(3):
-        graph.replay()
-    samples = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(samples)
 
 
 def _calls(shape: Shape) -> tuple[list[Callable[[], object]], list[Callable[[], object]]]:
@@ -141,21 +116,12 @@ def _calls(shape: Shape) -> tuple[list[Callable[[], object]], list[Callable[[], 
     return ours, peer
 
 
-def _device_rates() -> tuple[float, float]:
-    """Measured (bytes read a second, bf16 operations a second)."""
-    buffers = torch.randn((4, 64 << 20), device="cuda")
-    read_us = replay_us([lambda row=row: row.sum() for row in buffers], 10)
-    a, b = torch.randn((2, 8192, 8192), device="cuda", dtype=torch.bfloat16)
-    product_us = replay_us([lambda: a @ b] * 4, 10)
-    return buffers[0].nbytes / read_us * 1e6, 2 * 8192**3 / product_us * 1e6
-
-
 def run(context: Context) -> Iterator[Row]:
     """Yield one row for each shape; without a CUDA device one row that says so."""
     if not torch.cuda.is_available():
         yield Row("attention on CUDA", None, None, "us", note="needs a CUDA device; torch sees none")
         return
-    read_rate, product_rate = _device_rates()
+    read_rate, product_rate = device_rates()
     peer_name = f"torch {torch.__version__} scaled_dot_product_attention, contiguous keys"
     for shape in SHAPES[:3] if context.quick else SHAPES:
         ours, peer = _calls(shape)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from perf.graph_replay import replay_us
 from perf.harness import Benchmark, Context, Row, time_pair_s
 from tokenspeed_kernel import Format, NoKernelError, QuantizedTensor
 from tokenspeed_kernel.ops.gemm import bmm, grouped_mm_contiguous, mm
@@ -68,30 +68,9 @@ def _cloned(operand: _Operand) -> _Operand:
     return QuantizedTensor(operand.data.clone(), operand.format, operand.shape, *parts)
 
 
-def _graph_us(function: _Call, calls: int) -> float:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(calls):
-            function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            function()
-    times = []
-    for _ in range(20):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / calls)
-    return statistics.median(times)
-
-
 def _times_us(ours: _Call, peer: _Call | None, device: torch.device, calls: int, quick: bool) -> tuple[float, float | None]:
     if device.type == "cuda":
-        return _graph_us(ours, calls), None if peer is None else _graph_us(peer, calls)
+        return replay_us([ours] * calls), None if peer is None else replay_us([peer] * calls)
     seconds = time_pair_s(ours, peer or ours, repeats=3 if quick else 9)
     return seconds[0] * 1e6, None if peer is None else seconds[1] * 1e6
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from perf.graph_replay import device_rates, timed_us
 from perf.harness import Benchmark, Context, Row
-from perf.kernel.attention_gpu import _device_rates, replay_us
-from tokenspeed_kernel.errors import TokenSpeedKernelError
 from tokenspeed_kernel.ops import dsa, mla
 
 _COLD_BYTES = 256 << 20
@@ -119,36 +118,27 @@ def _prefill(requests: int, tokens: int, heads: int) -> tuple[_Calls, _Calls]:
     return ours, peer
 
 
-def _timed(calls: _Calls, repeats: int) -> tuple[float | None, str]:
-    """(time, why there is none)"""
-    try:
-        return replay_us(calls, repeats), ""
-    except (TokenSpeedKernelError, RuntimeError, torch.cuda.OutOfMemoryError) as error:
-        torch.cuda.synchronize()
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
-
-
 def run(context: Context) -> Iterator[Row]:
     """Yield one row for each shape and peer; without a CUDA device one row that says so."""
     if not torch.cuda.is_available():
         yield Row("latent attention on CUDA", None, None, "us", note="needs a CUDA device; torch sees none")
         return
-    read_rate, product_rate = _device_rates()
+    read_rate, product_rate = device_rates()
     repeats = 5 if context.quick else 20
     for shape in SHAPES[2:4] if context.quick else SHAPES:
         peers = () if shape.num_slots else ("flash_mla", "flashinfer")
         limit = max(shape.kv_bytes / read_rate, shape.flops / product_rate) * 1e6
         calls = _decode(shape, ("triton", *peers))
-        ours, problem = _timed(calls["triton"], repeats)
+        ours, problem = timed_us(calls["triton"], repeats)
         for peer in peers or ("",):
-            figure, reason = _timed(calls[peer], repeats) if peer else (None, "")
+            figure, reason = timed_us(calls[peer], repeats) if peer else (None, "")
             note = "; ".join(part for part in (problem and f"ours: {problem}", reason and f"{peer}: {reason}") if part)
             yield Row(str(shape), ours, figure, "us", peer, limit, False, note=note)
         del calls
         torch.cuda.empty_cache()
     for requests, tokens, heads in PREFILLS[:1] if context.quick else PREFILLS:
         mine, theirs = _prefill(requests, tokens, heads)
-        (ours, problem), (figure, reason) = _timed(mine, repeats), _timed(theirs, repeats)
+        (ours, problem), (figure, reason) = timed_us(mine, repeats), timed_us(theirs, repeats)
         limit = requests * heads * tokens**2 * (192 + 128) / product_rate * 1e6
         note = "; ".join(part for part in (problem and f"ours: {problem}", reason and f"peer: {reason}") if part)
         name = f"prefill b{requests} x {tokens} h{heads} d192/128 bf16, causal"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from perf.graph_replay import device_rates, replay_us
 from perf.harness import Benchmark, Context, Row, time_pair_s
-from perf.kernel.attention_gpu import replay_us
 from tokenspeed_kernel import QuantizedTensor
 from tokenspeed_kernel.ops import moe
 from tokenspeed_kernel.ops.moe.cases_experts import random_experts
@@ -161,22 +161,13 @@ def _routing_row(quick: bool) -> Row:
     return Row("routing T64 E128 k8", replay_us(mine, repeats), replay_us(peers, repeats), "us", name, 1.15, False)
 
 
-def _device_rates() -> tuple[float, float]:
-    """Measured (bytes read a second, bf16 operations a second)."""
-    buffers = torch.randn((4, 64 << 20), device="cuda")
-    read_us = replay_us([lambda row=row: row.sum() for row in buffers], 10)
-    a, b = torch.randn((2, 8192, 8192), device="cuda", dtype=torch.bfloat16)
-    product_us = replay_us([lambda: a @ b] * 4, 10)
-    return buffers[0].nbytes / read_us * 1e6, 2 * 8192**3 / product_us * 1e6
-
-
 def run(context: Context) -> Iterator[Row]:
     """Yield a row for each shape, on this machine's fastest device."""
     if not torch.cuda.is_available():
         for shape in CPU_SHAPES[:1] if context.quick else CPU_SHAPES:
             yield _cpu_row(shape, context.quick)
         return
-    rates = _device_rates()
+    rates = device_rates()
     yield _routing_row(context.quick)
     for shape in GPU_SHAPES[:3] if context.quick else GPU_SHAPES:
         yield _gpu_row(shape, rates, context.quick)

@@ -6,13 +6,13 @@ Inputs rotate through enough copies that weights come from memory, as in a model
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from perf.graph_replay import replay_us
 from perf.harness import Benchmark, Context, Row, time_pair_s
 from tokenspeed_kernel.case import Case
 from tokenspeed_kernel.testing import family_cases, public_op
@@ -49,28 +49,6 @@ def _bytes(inputs: dict[str, Any], result: Any) -> int:
     return written + sum(one.numel() * one.element_size() for one in _tensors(inputs.values()))
 
 
-def _graph_us(function: Callable[[], object], calls: int) -> float:
-    """Median microseconds of one call on the GPU, by replay of a graph that holds `calls` of them."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(calls):
-            function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            function()
-    times = []
-    for _ in range(20):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / calls)
-    return statistics.median(times)
-
-
 def _row(case: Case, device: torch.device, dtype: torch.dtype, quick: bool) -> Row:
     generator = torch.Generator().manual_seed(0)
     inputs = case.build(generator, device, dtype)
@@ -92,7 +70,7 @@ def _row(case: Case, device: torch.device, dtype: torch.dtype, quick: bool) -> R
 
     limit = None
     if device.type == "cuda":
-        pair = _graph_us(ours, max(count, 8)), _graph_us(other, max(count, 8))
+        pair = replay_us([ours] * max(count, 8)), replay_us([other] * max(count, 8))
         if "H200" in torch.cuda.get_device_name(device):
             limit = (num_bytes / _H200_BYTES_PER_S + _H200_KERNEL_S) * 1e6
     else:

@@ -9,11 +9,11 @@ import torch
 from tokenspeed_kernel.ops.attention.hopper.planner import StreamPlan, plan_stream
 from tokenspeed_kernel.ops.attention.hopper.stream import decode_stream_kernel
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
+from tokenspeed_kernel.ops.attention.triton.processors import num_processors
 
 __all__ = ["mha_decode"]
 
 _LOG2E = 1.4426950408889634
-_INTERPRETED_PROCESSORS = 4
 _WIDE_FROM = 2**31
 """Products of tiles and programs from here on take 64-bit division on the device, which is slow."""
 
@@ -71,7 +71,7 @@ def mha_decode(
 
 @functools.lru_cache(maxsize=1024)
 def _planned(num_reqs: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> StreamPlan:
-    return plan_stream(num_reqs, num_heads, num_kv_heads, head_dim, _num_processors(device))
+    return plan_stream(num_reqs, num_heads, num_kv_heads, head_dim, num_processors(device))
 
 
 def _work_space(
@@ -92,11 +92,3 @@ def _bucket(num_reqs: int) -> int:
     while size < num_reqs:
         size *= 4
     return size
-
-
-@functools.cache
-def _num_processors(device: torch.device) -> int:
-    """Multiprocessors of the device; a few under the interpreter, so that keys are shared there too."""
-    if device.type == "cpu":
-        return _INTERPRETED_PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -7,19 +7,17 @@ to merge and the first kernel writes the result.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
+from tokenspeed_kernel.ops.attention.triton.processors import num_processors
 from tokenspeed_kernel.ops.attention.triton.tile import attend_keys, finish_rows
 from tokenspeed_kernel.ops.attention.triton.tuning import decode_config, fp8_as_bytes, num_splits, unit_columns
 
 __all__ = ["mha_decode"]
 
-_INTERPRETED_PROCESSORS = 4
 
 
 @triton.jit(do_not_specialize=["num_pages", "max_pages", "window", "pages_row", "splits"])
@@ -133,7 +131,7 @@ def mha_decode(
     config = decode_config(q.dtype, head_dim, group, max_seqlen_k, page_size, amd=torch.version.hip is not None)
     blocks = num_kv_heads * triton.cdiv(group, config.block_m)
     longest = max_seqlen_k if sliding_window is None else min(max_seqlen_k, sliding_window)
-    splits = num_splits(num_reqs * blocks, longest, config, _num_processors(q.device))
+    splits = num_splits(num_reqs * blocks, longest, config, num_processors(q.device))
     unused = q if sinks is None else sinks
     if splits == 1:
         first_out, first_lse, out_split, lse_strides = out, lse, 0, (num_heads, 1)
@@ -166,11 +164,3 @@ def mha_decode(
             SINKS=sinks is not None, LSE=return_lse, num_warps=4,
         )  # fmt: skip
     return (out, lse) if return_lse else out
-
-
-@functools.cache
-def _num_processors(device: torch.device) -> int:
-    """Multiprocessors of the device; a few under the interpreter, so that keys are split there too."""
-    if device.type == "cpu":
-        return _INTERPRETED_PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

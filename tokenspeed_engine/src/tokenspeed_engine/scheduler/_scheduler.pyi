@@ -105,6 +105,51 @@ class SchedulerConfig:
     def max_pages_per_request(self) -> int:
         """Columns of the page table: what max_model_len needs, at most num_pages."""
 
+class RequestOptions:
+    """What a request says about itself beyond its tokens and lengths; frozen. Texts are numbers here, the same on every rank."""
+
+    def __init__(
+        self,
+        *,
+        session: int = 0,
+        salt: int = 0,
+        priority: int = 0,
+        tenant: int = 0,
+        tenant_weight: int = 1,
+        deadline_us: int = -1,
+    ) -> None:
+        """Check and keep the values.
+
+        Args:
+            session: the conversation that the request belongs to, 64-bit; 0 means none.
+            salt: unsigned 64-bit; requests share cached pages only with those of equal salt.
+            priority: class, 32-bit; a smaller one goes first.
+            tenant: whose share of the machine the request uses, 64-bit, at least 0.
+            tenant_weight: that share against the weights of other tenants, at least 1.
+            deadline_us: when the first token is due, on the clock of `Scheduler.advance_clock`; -1 means never.
+        Raises:
+            ValueError: a value is out of range.
+        """
+
+    @property
+    def session(self) -> int:
+        """The conversation that the request belongs to; 0 means none."""
+    @property
+    def salt(self) -> int:
+        """Requests share cached pages only with those of equal salt."""
+    @property
+    def priority(self) -> int:
+        """Class; a smaller one goes first."""
+    @property
+    def tenant(self) -> int:
+        """Whose share of the machine the request uses."""
+    @property
+    def tenant_weight(self) -> int:
+        """That share, against the weights of other tenants."""
+    @property
+    def deadline_us(self) -> int:
+        """When the first token is due; -1 means never."""
+
 class SchedulerStats:
     """Counters and levels at one moment: a plain copy. Counters never decrease."""
 
@@ -223,6 +268,24 @@ class Plan:
         Applied to a copy of the table before this step runs, they make it equal to `Scheduler.page_table` in all entries that
         the step reads; entries beyond a request's pages may be stale there. Valid for ever.
         """
+    @property
+    def write_backs(self) -> NDArray[np.int32]:
+        """[W, 2] int32, (device page, host page): copies to start before this step, in any order. Valid for ever.
+
+        An empty plan may ask for copies, too. What earlier steps wrote to the device pages must be there first.
+        """
+    @property
+    def write_back_ids(self) -> NDArray[np.int64]:
+        """[W] int64, ascending: the transfer that each pair of write_backs belongs to; it ends as a whole. Valid for ever."""
+    @property
+    def load_backs(self) -> NDArray[np.int32]:
+        """[L, 2] int32, (host page, device page): copies to start before this step, behind all steps before it. Valid for ever.
+
+        An empty plan may ask for copies, too.
+        """
+    @property
+    def load_back_ids(self) -> NDArray[np.int64]:
+        """[L] int64, ascending: the transfer that each pair of load_backs belongs to; it ends as a whole. Valid for ever."""
 
 class CommitResult:
     """The E tokens of a step that count, in the order of the plan; those of requests that ended before are left out.
@@ -296,6 +359,7 @@ class Scheduler:
         stop_token_ids: NDArray[np.int32],
         min_new_tokens: int = 0,
         use_prefix_cache: bool = True,
+        options: RequestOptions = RequestOptions(),  # noqa: B008 - frozen
     ) -> SubmitStatus:
         """Queue a request.
 
@@ -307,6 +371,7 @@ class Scheduler:
             min_new_tokens: a stop token among the first min_new_tokens sampled ones does not end the request.
             use_prefix_cache: False computes the whole prompt, also after a retraction (log-probabilities of the prompt need that);
                 its pages may still serve others.
+            options: session, salt, priority, tenant and deadline.
         Returns:
             OK, or why the request was not taken.
         Raises:
@@ -320,16 +385,37 @@ class Scheduler:
         Raises:
             RuntimeError: max_in_flight_steps steps are planned and not committed.
         """
-    def commit(self, step: int, sampled: NDArray[np.int32]) -> CommitResult:
+    def commit(self, step: int, sampled: NDArray[np.int32], step_time_us: int = 0) -> CommitResult:
         """Take the tokens of the oldest step in flight.
 
         Args:
             step: its number.
             sampled: [S] int32, the token of each entry of `Plan.sample_rows`, at least 0.
+            step_time_us: how long the step took, in microseconds, as rank 0 measured it; 0 means that it was not measured.
         Returns:
             The tokens that count, and which requests ended.
         Raises:
-            ValueError: not the oldest step in flight, a wrong number of tokens, or a negative one; nothing was changed.
+            ValueError: not the oldest step in flight, a wrong number of tokens, a negative token or time; nothing was changed.
+        """
+    def advance_clock(self, now_us: int) -> None:
+        """Tell the time. It is an input like any other: all ranks get rank 0's, at the same place among their calls.
+
+        Args:
+            now_us: microseconds of a monotonic clock, at least those told before.
+        Raises:
+            ValueError: the time goes backwards; nothing was changed.
+        """
+    def complete_transfers(self, ids: NDArray[np.int64], ok: NDArray[np.bool_]) -> int:
+        """Tell that transfers have ended. All ranks get the same calls, at the same place among their calls.
+
+        Args:
+            ids: [n] int64, transfers of `Plan.write_back_ids` or `Plan.load_back_ids`.
+            ok: [n] bool. True: all pages are copied; steps planned from now on may use the device pages of a load-back. False: none
+                of the target pages can be relied on.
+        Returns:
+            How many of the ids name a transfer in flight; the others change nothing.
+        Raises:
+            ValueError: the lengths differ; nothing was changed.
         """
     def abort(self, request_id: int) -> AbortStatus:
         """End a request at once: it is not scheduled again and yields no token.

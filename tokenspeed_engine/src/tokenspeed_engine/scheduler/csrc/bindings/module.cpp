@@ -14,6 +14,7 @@
 
 #include "../invariant.h"
 #include "../plan/scheduler.h"
+#include "bindings.h"
 #include "scheduler_docs.h"  // made from _scheduler.pyi
 
 namespace nb = nanobind;
@@ -24,7 +25,11 @@ namespace {
 
 using TokenArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+using IdArray = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FlagArray = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 std::span<const std::int32_t> as_span(const TokenArray& array) { return {array.data(), array.shape(0)}; }
+std::span<const std::int64_t> as_span(const IdArray& array) { return {array.data(), array.shape(0)}; }
 
 // A read-only view of `size` elements that keeps `owner` alive.
 template <class T>
@@ -93,6 +98,7 @@ struct Plan {
   std::int32_t num_decodes = 0;
   std::int32_t num_samples = 0;
   std::shared_ptr<const std::vector<PageUpdate>> page_updates;
+  Transfers transfers;
 
   nb::object get(const BaseArray PlanArrays::* which, std::int32_t count) const {
     if (arrays == nullptr) throw UsageError("Plan: an empty plan has no arrays. Fix: check num_requests first");
@@ -103,6 +109,18 @@ struct Plan {
     return ((*arrays).*which).first(count);
   }
 };
+
+// [N, 2] int32 and [N] int64 of copies that are never changed any more.
+nb::object pairs_of(const std::shared_ptr<const PageCopies>& copies) {
+  static const auto none = std::make_shared<const PageCopies>();
+  const auto& shown = copies == nullptr ? none : copies;
+  return view_2d(reinterpret_cast<const std::int32_t*>(shown->pairs.data()), shown->pairs.size(), 2, keeper(shown));
+}
+nb::object ids_of(const std::shared_ptr<const PageCopies>& copies) {
+  static const auto none = std::make_shared<const PageCopies>();
+  const auto& shown = copies == nullptr ? none : copies;
+  return view(shown->ids.data(), shown->ids.size(), keeper(shown));
+}
 
 struct CommitArrays {
   CommitArrays(const CommitBuffers& commit_buffers, nb::handle owner)
@@ -145,15 +163,20 @@ struct BoundScheduler {
 
   Plan plan() {
     std::shared_ptr<const StepBuffers> step = core->plan();
-    if (step == nullptr) return Plan{};
+    if (step == nullptr) {
+      Plan empty;
+      empty.transfers = core->take_transfers();
+      return empty;
+    }
     auto found = plan_arrays.begin();
     while (found != plan_arrays.end() && (*found)->buffers != step) ++found;
     if (found == plan_arrays.end()) found = plan_arrays.insert(found, std::make_shared<const PlanArrays>(step));
-    return Plan{*found, step->step, step->num_requests, step->num_tokens, step->num_decodes, step->num_samples, step->page_updates};
+    return Plan{*found, step->step, step->num_requests, step->num_tokens, step->num_decodes, step->num_samples,
+                step->page_updates, core->take_transfers()};
   }
 
-  CommitResult commit(std::int64_t step, const TokenArray& sampled) {
-    const CommitBuffers& result = core->commit(step, as_span(sampled));
+  CommitResult commit(std::int64_t step, const TokenArray& sampled, std::int64_t step_time_us) {
+    const CommitBuffers& result = core->commit(step, as_span(sampled), step_time_us);
     auto found = commit_arrays.begin();
     while (found != commit_arrays.end() && (*found)->buffers != &result) ++found;
     if (found == commit_arrays.end()) found = commit_arrays.insert(found, std::make_shared<const CommitArrays>(result, owner));
@@ -232,6 +255,8 @@ NB_MODULE(_scheduler, m) {
       .def_prop_ro("max_pages_per_request", &SchedulerConfig::max_pages_per_request, doc::SchedulerConfig_max_pages_per_request)
       .def("__repr__", [](const SchedulerConfig& self) { return describe(self); });
 
+  bind_options(m);
+
   nb::class_<SchedulerStats>(m, "SchedulerStats", doc::SchedulerStats)
       .def_ro("num_pages", &SchedulerStats::num_pages, doc::SchedulerStats_num_pages)
       .def_ro("free_pages", &SchedulerStats::free_pages, doc::SchedulerStats_free_pages)
@@ -287,6 +312,14 @@ NB_MODULE(_scheduler, m) {
                      return view_2d(data, self.page_updates->size(), 3, keeper(self.page_updates));
                    },
                    doc::Plan_page_updates)
+      .def_prop_ro(
+          "write_backs", [](const Plan& self) { return pairs_of(self.transfers.write_backs); }, doc::Plan_write_backs)
+      .def_prop_ro(
+          "write_back_ids", [](const Plan& self) { return ids_of(self.transfers.write_backs); }, doc::Plan_write_back_ids)
+      .def_prop_ro(
+          "load_backs", [](const Plan& self) { return pairs_of(self.transfers.load_backs); }, doc::Plan_load_backs)
+      .def_prop_ro(
+          "load_back_ids", [](const Plan& self) { return ids_of(self.transfers.load_backs); }, doc::Plan_load_back_ids)
       .def("__bool__", [](const Plan& self) { return self.num_requests > 0; })
       .def("__repr__", [](const Plan& self) { return describe(self); });
 
@@ -320,14 +353,24 @@ NB_MODULE(_scheduler, m) {
       .def(
           "submit",
           [](BoundScheduler& self, std::int64_t request_id, const TokenArray& token_ids, std::int64_t max_new_tokens,
-             const TokenArray& stop_token_ids, std::int64_t min_new_tokens, bool use_prefix_cache) {
+             const TokenArray& stop_token_ids, std::int64_t min_new_tokens, bool use_prefix_cache, const RequestOptions& options) {
             return self.core->submit(request_id, as_span(token_ids), max_new_tokens, as_span(stop_token_ids), min_new_tokens,
-                                     use_prefix_cache);
+                                     use_prefix_cache, options);
           },
           "request_id"_a, nb::arg("token_ids").noconvert(), "max_new_tokens"_a, nb::arg("stop_token_ids").noconvert(),
-          "min_new_tokens"_a = 0, "use_prefix_cache"_a = true, doc::Scheduler_submit)
+          "min_new_tokens"_a = 0, "use_prefix_cache"_a = true, "options"_a = RequestOptions{}, doc::Scheduler_submit)
       .def("plan", &BoundScheduler::plan, doc::Scheduler_plan)
-      .def("commit", &BoundScheduler::commit, "step"_a, nb::arg("sampled").noconvert(), doc::Scheduler_commit)
+      .def("commit", &BoundScheduler::commit, "step"_a, nb::arg("sampled").noconvert(), "step_time_us"_a = 0,
+           doc::Scheduler_commit)
+      .def(
+          "advance_clock", [](BoundScheduler& self, std::int64_t now_us) { self.core->advance_clock(now_us); }, "now_us"_a,
+          doc::Scheduler_advance_clock)
+      .def(
+          "complete_transfers",
+          [](BoundScheduler& self, const IdArray& ids, const FlagArray& ok) {
+            return self.core->complete_transfers(as_span(ids), {ok.data(), ok.shape(0)});
+          },
+          nb::arg("ids").noconvert(), nb::arg("ok").noconvert(), doc::Scheduler_complete_transfers)
       .def(
           "abort", [](BoundScheduler& self, std::int64_t request_id) { return self.core->abort(request_id); }, "request_id"_a,
           doc::Scheduler_abort)

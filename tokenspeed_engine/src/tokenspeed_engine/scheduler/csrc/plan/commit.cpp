@@ -9,7 +9,7 @@
 
 namespace tokenspeed {
 
-const CommitBuffers& Scheduler::commit(std::int64_t step, std::span<const TokenId> sampled) {
+const CommitBuffers& Scheduler::commit(std::int64_t step, std::span<const TokenId> sampled, std::int64_t step_time_us) {
   if (oldest_open_step_ == next_step_) {
     throw std::invalid_argument("scheduler.commit: expected a step in flight, got step " + std::to_string(step) +
                                 " while none is. Fix: commit each plan once, in the order of planning");
@@ -29,6 +29,10 @@ const CommitBuffers& Scheduler::commit(std::int64_t step, std::span<const TokenI
     if (token < 0) {
       throw std::invalid_argument("scheduler.commit: expected token ids of at least 0, got " + std::to_string(token));
     }
+  }
+
+  if (step_time_us < 0) {
+    throw std::invalid_argument("scheduler.commit: expected a step_time_us of at least 0, got " + std::to_string(step_time_us));
   }
 
   if (tree_) tree_->tick();

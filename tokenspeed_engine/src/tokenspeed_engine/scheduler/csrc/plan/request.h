@@ -8,6 +8,7 @@
 
 #include "../fsm/states.h"
 #include "config.h"
+#include "options.h"
 #include "sequence_tokens.h"
 
 namespace tokenspeed {
@@ -20,6 +21,7 @@ struct Request {
   std::int32_t max_new_tokens = 0;
   std::int32_t min_new_tokens = 0;
   bool use_prefix_cache = true;
+  RequestOptions options;
   std::vector<TokenId> stop_token_ids;
   SequenceTokens tokens;  // prompt, then sampled tokens
 

@@ -67,7 +67,8 @@ Scheduler::Scheduler(const SchedulerConfig& config)
 }
 
 SubmitStatus Scheduler::submit(std::int64_t request_id, std::span<const TokenId> prompt, std::int64_t max_new_tokens,
-                               std::span<const TokenId> stop_token_ids, std::int64_t min_new_tokens, bool use_prefix_cache) {
+                               std::span<const TokenId> stop_token_ids, std::int64_t min_new_tokens, bool use_prefix_cache,
+                               const RequestOptions& options) {
   if (prompt.empty()) return SubmitStatus::kEmpty;
   if (max_new_tokens < 1 || min_new_tokens < 0) return SubmitStatus::kInvalidLength;
   if (std::any_of(prompt.begin(), prompt.end(), [](TokenId token) { return token < 0; })) return SubmitStatus::kInvalidToken;
@@ -87,11 +88,20 @@ SubmitStatus Scheduler::submit(std::int64_t request_id, std::span<const TokenId>
   request.max_new_tokens = static_cast<std::int32_t>(max_new_tokens);
   request.min_new_tokens = static_cast<std::int32_t>(std::min(min_new_tokens, max_new_tokens));
   request.use_prefix_cache = use_prefix_cache;
+  request.options = options;
   request.stop_token_ids.assign(stop_token_ids.begin(), stop_token_ids.end());
   request.tokens = SequenceTokens(prompt, prompt.size() + static_cast<std::size_t>(max_new_tokens), request.arrival);
   waiting_.emplace(request.arrival, &request);
   ++counters_.num_submitted;
   return SubmitStatus::kOk;
+}
+
+void Scheduler::advance_clock(std::int64_t now_us) {
+  if (now_us < now_us_) {
+    throw std::invalid_argument("scheduler.advance_clock: expected at least " + std::to_string(now_us_) + " us, the time before, got " +
+                                std::to_string(now_us) + ". Fix: use one monotonic clock, that of rank 0");
+  }
+  now_us_ = now_us;
 }
 
 AbortStatus Scheduler::abort(std::int64_t request_id) {

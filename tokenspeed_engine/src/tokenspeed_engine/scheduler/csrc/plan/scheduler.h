@@ -16,8 +16,10 @@
 #include "../cache/radix_tree.h"
 #include "../cache/row_pool.h"
 #include "config.h"
+#include "options.h"
 #include "request.h"
 #include "step.h"
+#include "transfers.h"
 
 namespace tokenspeed {
 
@@ -37,13 +39,24 @@ class Scheduler {
   Scheduler& operator=(const Scheduler&) = delete;
 
   SubmitStatus submit(std::int64_t request_id, std::span<const TokenId> prompt, std::int64_t max_new_tokens,
-                      std::span<const TokenId> stop_token_ids, std::int64_t min_new_tokens, bool use_prefix_cache);
+                      std::span<const TokenId> stop_token_ids, std::int64_t min_new_tokens, bool use_prefix_cache,
+                      const RequestOptions& options = {});
   AbortStatus abort(std::int64_t request_id);
+
+  // The time, in microseconds of one clock that all ranks share: an input like any other. Throws std::invalid_argument backwards.
+  void advance_clock(std::int64_t now_us);
 
   // Plans a step, or returns null when nothing can run before a commit or a submission. Throws UsageError when too many are open.
   std::shared_ptr<const StepBuffers> plan();
-  // Commits the oldest open step. Throws std::invalid_argument, before any change, when step or tokens do not fit.
-  const CommitBuffers& commit(std::int64_t step, std::span<const TokenId> sampled);
+  // The copies that the last plan(), empty or not, asks for; gives them once.
+  Transfers take_transfers();
+  // Commits the oldest open step. Throws std::invalid_argument, before any change, when step, tokens or time do not fit.
+  // step_time_us: how long the step took, as rank 0 measured it; 0: not measured.
+  const CommitBuffers& commit(std::int64_t step, std::span<const TokenId> sampled, std::int64_t step_time_us = 0);
+
+  // The transfers of these ids have ended: with ok[i] all of their pages are copied, else none is to be relied on. Returns how many
+  // of the ids name a transfer in flight; others change nothing. Throws std::invalid_argument when the lengths differ.
+  std::int32_t complete_transfers(std::span<const std::int64_t> ids, std::span<const bool> ok);
 
   // Drops all cached pages that no request uses. Returns their number.
   std::int32_t flush_cache();
@@ -106,6 +119,7 @@ class Scheduler {
   std::vector<Request*> running_;               // prefilling or decoding, in order of arrival
   std::map<std::uint64_t, Request*> waiting_;   // submitted, retracting or retracted, by arrival
   std::uint64_t next_arrival_ = 0;
+  std::int64_t now_us_ = 0;             // as of the last advance_clock
   std::int32_t num_prefilling_ = 0;
   std::int32_t num_draining_ = 0;    // retracting, draining or aborting: their pages come back with a commit
   std::int32_t promised_pages_ = 0;  // sum over requests
@@ -113,6 +127,7 @@ class Scheduler {
 
   std::vector<std::int32_t> page_table_;
   std::vector<PageUpdate> pending_updates_;
+  Transfers planned_transfers_;  // since the last take_transfers
 
   std::vector<std::shared_ptr<StepBuffers>> ring_;  // step n lives in ring_[n % size]
   std::int64_t next_step_ = 0;

@@ -1,0 +1,36 @@
+// Copies of pages between the device and the host that a plan asks for, and how they are named.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace tokenspeed {
+
+// One page to copy: page `from` of one pool to page `to` of the other.
+struct PagePair {
+  std::int32_t from;
+  std::int32_t to;
+};
+static_assert(sizeof(PagePair) == 2 * sizeof(std::int32_t));
+
+// Pages of one direction. Pairs with the same id are one transfer: they stand together, and end together.
+struct PageCopies {
+  std::vector<PagePair> pairs;
+  std::vector<std::int64_t> ids;  // [pairs.size()] ascending
+
+  void push(std::int64_t id, std::int32_t from, std::int32_t to) {
+    pairs.push_back({from, to});
+    ids.push_back(id);
+  }
+  bool empty() const noexcept { return pairs.empty(); }
+};
+
+// What is to be started before the step that was planned with it. Never changed once it is here; null pointers stand for nothing.
+struct Transfers {
+  std::shared_ptr<const PageCopies> write_backs;  // device page to host page
+  std::shared_ptr<const PageCopies> load_backs;   // host page to device page
+};
+
+}  // namespace tokenspeed

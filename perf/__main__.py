@@ -1,6 +1,7 @@
 """``python -m perf [NAME ...] [--json FILE]``: list and run the benchmarks.
 
 Without a name: the list. A name is a benchmark's own ("scheduler.step_time"), a prefix of it ("scheduler"), or "all".
+``python -m perf hopper`` is a command of its own, with goals, plots and baselines: see ``python -m perf hopper --help``.
 """
 
 from __future__ import annotations
@@ -58,12 +59,17 @@ def _command(words: list[str]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["hopper"]:
+        from perf.hopper.command import main as hopper
+
+        return hopper(words[1:])
     parser = argparse.ArgumentParser(prog="python -m perf", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run; none lists them; 'all' runs every one")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write machine, versions and rows there")
     parser.add_argument("--quick", action="store_true", help="see that it runs; the figures are not to be reported")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an option of a benchmark")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(words)
     for item in arguments.set:
         if "=" not in item:
             parser.error(f"--set wants KEY=VALUE, got {item!r}")
@@ -76,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 
     context = Context(quick=arguments.quick, options=dict(item.split("=", 1) for item in arguments.set))
     report: dict[str, object] = {
-        "command": "python -m perf " + " ".join(_command(argv if argv is not None else sys.argv[1:])),
+        "command": "python -m perf " + " ".join(_command(words)),
         "date": time.strftime("%Y-%m-%d"),
         "quick": arguments.quick,
         "machine": machine(),

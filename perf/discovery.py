@@ -1,4 +1,4 @@
-"""Find every benchmark under ``perf/``: any module that defines ``BENCHMARK``."""
+"""Find every benchmark under ``perf/``: any module that defines ``BENCHMARK`` (or another name that is asked for)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perf.harness import Benchmark
 ROOT = Path(__file__).resolve().parent
 
 
-def _defines_benchmark(path: Path) -> bool:
+def _defines(path: Path, name: str) -> bool:
     """Read rather than import: listing the benchmarks must not import torch and every peer."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     targets: list[ast.expr] = []
@@ -20,15 +20,20 @@ def _defines_benchmark(path: Path) -> bool:
             targets += node.targets
         elif isinstance(node, ast.AnnAssign):
             targets.append(node.target)
-    return any(isinstance(target, ast.Name) and target.id == "BENCHMARK" for target in targets)
+    return any(isinstance(target, ast.Name) and target.id == name for target in targets)
 
 
 def module_names() -> list[str]:
     """Dotted names of the modules that define a benchmark, sorted."""
+    return modules_defining("BENCHMARK")
+
+
+def modules_defining(name: str, folder: str = ".") -> list[str]:
+    """Dotted names of the modules below a folder of ``perf/`` that assign `name`, sorted; not those of ``perf/`` itself."""
     found = []
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in sorted((ROOT / folder).rglob("*.py")):
         relative = path.relative_to(ROOT)
-        if len(relative.parts) > 1 and _defines_benchmark(path):
+        if len(relative.parts) > 1 and _defines(path, name):
             found.append(".".join(("perf", *relative.with_suffix("").parts)))
     return found
 

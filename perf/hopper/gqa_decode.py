@@ -1,28 +1,25 @@
 """Paged decoding of grouped queries on a Hopper GPU: bf16, 32/8 heads of 128 and 64/8 heads of 64 with sinks and a window.
 
-Each shape has a row for each peer: the time to read its keys and values at the rate that is measured in the same run, the portable
-Triton kernel on the same pages, PyTorch's attention over contiguous keys, and FlashInfer on the same pages where it is installed.
-Times are of CUDA graph replays that walk through several layers' caches (random data, several times the L2 cache), per layer.
-Before a shape is timed its result is held against attention in float32: what is not right has no time.
+The kernel that selection takes, beside the portable Triton kernel on the same pages, PyTorch's attention over contiguous keys, and
+FlashInfer on the same pages, with and without tensor cores. Times are of CUDA graph replays that walk through several layers'
+caches (random data, several times the L2 cache), per layer. FlashInfer's decode takes no sinks: with a window it has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from perf.graph_replay import replay_us, timed_us
-from perf.harness import Benchmark, Context, Row
+from perf.hopper.bench import Bench, as_benchmark, chosen
+from perf.hopper.rows import LIMIT, Error, Family, Goal, Peer, Result, Work
 from tokenspeed_kernel.ops import attention
 
 _COLD_BYTES = 256 << 20
 """Several times the L2 cache of an H200 (50 MB)."""
-_COSINE = 0.99999
-_OURS = "hopper"
+_FLASHINFER = ("FlashInfer", "FlashInfer, tensor cores")
 _Call = Callable[[], object]
 
 
@@ -109,7 +106,7 @@ class Batch:
             torch.randn(shape.num_heads, device="cuda") if shape.window else None,
         )
 
-    def calls(self, solution: str) -> list[_Call]:
+    def calls(self, solution: str | None = None) -> list[_Call]:
         """Of the op, one for each layer, with one plan for all."""
         most = max(self.shape.lengths)
         made = attention.plan(self.table, self.lens, page_size=self.shape.page_size, max_seqlen_k=most)
@@ -138,12 +135,13 @@ class Batch:
         q = self.q[:, :, None, :]
         return [lambda k=k, v=v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True) for k, v in pairs]
 
-    def error(self) -> str:
-        """What is wrong with our kernel's result; empty where it is right."""
+    def error(self) -> Error:
+        """How far the result of some of the requests is from attention in float32."""
         shape, (k_cache, v_cache) = self.shape, self.caches[0]
-        got = self.calls(_OURS)[0]()
+        got = self.calls()[0]()
         assert isinstance(got, torch.Tensor)
         group = shape.num_heads // shape.num_kv_heads
+        found: Error | None = None
         for request, length in list(enumerate(shape.lengths))[:: max(1, shape.num_requests // 4)]:
             keys = torch.arange(max(0, length - (shape.window or length)), length, device="cuda")
             where = (self.table[request].long()[keys // shape.page_size], keys % shape.page_size)
@@ -152,109 +150,78 @@ class Batch:
             if self.sinks is not None:
                 logits = torch.cat((logits, self.sinks.view(-1, group, 1)), -1)
             weights = torch.softmax(logits, -1)[..., : len(keys)]
-            want = torch.einsum("hgn,nhd->hgd", weights, v).flatten(0, 1)
-            cosine = float(F.cosine_similarity(got[request].double().flatten(), want.double().flatten(), dim=0))
-            if not cosine > _COSINE:
-                return f"wrong: cosine {cosine:.7f} at request {request}"
-        return ""
+            error = Error.of(got[request], torch.einsum("hgn,nhd->hgd", weights, v).flatten(0, 1))
+            found = error if found is None else found.worst(error)
+        assert found is not None
+        return found
 
+    def flashinfer(self, tensor_cores: bool) -> list[_Call]:
+        """FlashInfer's paged decode with its plan made beforehand.
 
-def flashinfer_calls(batch: Batch) -> list[_Call] | str:
-    """FlashInfer's paged decode with its plan made beforehand, or why there is none."""
-    if batch.sinks is not None:
-        return "its decode takes no sinks"
-    try:
+        Raises:
+            ImportError: it is not installed.  RuntimeError, OSError: it cannot compile what it needs.
+        """
         import flashinfer
-    except ImportError as error:
-        return f"not installed: {error}"
-    try:
-        wrapper = _flashinfer_wrapper(flashinfer, batch)
-    except (RuntimeError, OSError) as error:  # it compiles at the first call
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    return [lambda k=k, v=v: wrapper.run(batch.q, (k, v)) for k, v in batch.caches]
 
-
-def _flashinfer_wrapper(flashinfer: Any, batch: Batch) -> Any:
-    shape = batch.shape
-    pages = [-(-length // shape.page_size) for length in shape.lengths]
-    starts = torch.tensor([0, *pages]).cumsum(0).to(torch.int32)
-    indices = torch.cat([row[:count] for row, count in zip(batch.table, pages, strict=True)])
-    last = torch.tensor([(length - 1) % shape.page_size + 1 for length in shape.lengths], dtype=torch.int32)
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        torch.empty(256 << 20, dtype=torch.uint8, device="cuda"),
-        "NHD",
-        use_cuda_graph=True,
-        paged_kv_indptr_buffer=torch.empty_like(starts, device="cuda"),
-        paged_kv_indices_buffer=torch.empty_like(indices),
-        paged_kv_last_page_len_buffer=torch.empty_like(last, device="cuda"),
-    )
-    wrapper.plan(
-        starts,
-        indices,
-        last,
-        shape.num_heads,
-        shape.num_kv_heads,
-        shape.head_dim,
-        shape.page_size,
-        q_data_type=torch.bfloat16,
-        kv_data_type=torch.bfloat16,
-    )
-    return wrapper
-
-
-def read_rate() -> float:
-    """Bytes a second that the device reads: the best of several forms of a kernel that adds up 2 GiB."""
-    import triton
-
-    from perf.hopper.read_kernel import sum_kernel
-
-    data = torch.randn(1 << 30, dtype=torch.bfloat16, device="cuda")
-    sums = torch.empty(4096, device="cuda")
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
-    best = 0.0
-    for block, programs, warps in ((4096, 4, 8), (8192, 4, 8), (4096, 8, 4), (16384, 2, 16)):
-        grid, blocks = (programs * processors,), triton.cdiv(data.numel(), block)
-        call = lambda grid=grid, blocks=blocks, block=block, warps=warps: sum_kernel[grid](  # noqa: E731
-            data, sums, blocks, BLOCK=block, num_warps=warps
+        shape = self.shape
+        pages = [-(-length // shape.page_size) for length in shape.lengths]
+        starts = torch.tensor([0, *pages]).cumsum(0).to(torch.int32)
+        indices = torch.cat([row[:count] for row, count in zip(self.table, pages, strict=True)])
+        last = torch.tensor([(length - 1) % shape.page_size + 1 for length in shape.lengths], dtype=torch.int32)
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            torch.empty(256 << 20, dtype=torch.uint8, device="cuda"),
+            "NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=tensor_cores,
+            paged_kv_indptr_buffer=torch.empty_like(starts, device="cuda"),
+            paged_kv_indices_buffer=torch.empty_like(indices),
+            paged_kv_last_page_len_buffer=torch.empty_like(last, device="cuda"),
         )
-        best = max(best, data.nbytes / replay_us([call], 10) * 1e6)
-    return best
+        wrapper.plan(
+            starts,
+            indices,
+            last,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.page_size,
+            window_left=-1 if shape.window is None else shape.window - 1,
+            q_data_type=torch.bfloat16,
+            kv_data_type=torch.bfloat16,
+        )
+        return [lambda k=k, v=v: wrapper.run(self.q, (k, v)) for k, v in self.caches]
 
 
-def run(context: Context) -> Iterator[Row]:
-    """Yield the rows of each shape; without a Hopper GPU one row that says so."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        yield Row("GQA decode on Hopper", None, None, "us", note="needs a GPU of compute capability 9.0; torch sees none")
-        return
-    rate = read_rate()
-    yield Row("read of 2 GiB", rate / 1e12, None, "TB/s")
-    repeats = 3 if context.quick else 12
-    for shape in SHAPES[:3] if context.quick else SHAPES:
-        limit = shape.kv_bytes / rate * 1e6
-        batch = Batch.of(shape)
-        problem = batch.error()
-        if problem:
-            yield Row(str(shape), None, limit, "us", "read limit", limit, False, note=problem)
-            continue
-        ours = replay_us(batch.calls(_OURS), repeats)
-        large = shape.num_requests >= 64 and shape.num_keys == 8192 and not shape.window
-        yield Row(str(shape), ours, limit, "us", "read limit of this run", limit, False, 0.9 if large else None)
-        found: dict[str, list[_Call] | str] = {"triton_mha_decode": batch.calls("triton_mha_decode")}
-        if not shape.window and not shape.spread:
-            found[f"torch {torch.__version__} SDPA, contiguous keys"] = batch.contiguous()
-        found["FlashInfer, paged"] = flashinfer_calls(batch)
-        for name, calls in found.items():
-            goal = None
-            if name.startswith("FlashInfer"):
-                goal = 1.5 if shape.num_requests == 1 and shape.num_keys == 65536 else 1.3
-            peer, note = timed_us(calls, repeats)
-            yield Row(str(shape), ours, peer, "us", name, limit, False, goal, note)
-        del batch, found, calls
-        torch.cuda.empty_cache()
+def work(shape: Shape) -> Work:
+    """Keys and values read once, queries read and results written; what was promised."""
+    rows = 2 * 2 * shape.num_requests * shape.num_heads * shape.head_dim
+    seen = shape.kv_bytes // (4 * shape.num_kv_heads * shape.head_dim)
+    goals = [Goal(1.5 if shape.num_requests == 1 and shape.num_keys == 65536 and not shape.window else 1.3, _FLASHINFER)]
+    if shape.num_requests >= 64 and shape.num_keys == 8192 and not shape.window:
+        goals.append(Goal(0.9, (LIMIT,)))
+    return Work(str(shape), shape.kv_bytes + rows, 4.0 * seen * shape.num_heads * shape.head_dim, tuple(goals))
 
 
-BENCHMARK = Benchmark(
-    name="hopper.gqa_decode",
-    summary="paged decoding of grouped queries against the read limit, SDPA, the portable kernel and FlashInfer",
-    run=run,
+def measure(shape: Shape, bench: Bench) -> Result:
+    """Times of the kernel that is selected and of all peers."""
+    batch = Batch.of(shape)
+    (k, v), most = batch.caches[0], max(shape.lengths)
+    operands = {"q": batch.q, "k_cache": k, "v_cache": v, "page_table": batch.table, "seq_lens": batch.lens, "max_seqlen_k": most}
+    solution = chosen(attention.mha_decode, **operands, sliding_window=shape.window, sinks=batch.sinks)
+    error = batch.error()
+    peers: dict[str, Peer] = {"portable Triton": lambda: batch.calls("triton_mha_decode")}
+    if not shape.window and not shape.spread:
+        peers["torch SDPA, contiguous keys"] = batch.contiguous
+    for name, tensor_cores in zip(_FLASHINFER, (False, True), strict=True):
+        peers[name] = lambda tensor_cores=tensor_cores: batch.flashinfer(tensor_cores)
+    return bench.measured(work(shape), batch.calls(), peers, error=error, problem=error.problem(), solution=solution)
+
+
+FAMILY = Family(
+    "gqa_decode",
+    "paged decoding of grouped queries against the read limit, SDPA, the portable kernel and FlashInfer",
+    SHAPES,
+    work,
+    measure,
 )
+BENCHMARK = as_benchmark(FAMILY)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from perf.graph_replay import timed_us
 from perf.harness import Benchmark, Context, Row
-from perf.hopper.gqa_decode import read_rate
+from perf.hopper.bench import read_rate
 from tokenspeed_kernel.ops import mla
 
 _COLD_BYTES = 256 << 20

@@ -16,7 +16,7 @@ from tokenspeed_kernel import dispatch
 from tokenspeed_kernel.registry import Registry, collect_builtin
 from tokenspeed_kernel.spec import CPU, Band
 
-SOLUTIONS = ("flashinfer", "flash_mla", "deep_gemm", "trtllm")
+SOLUTIONS = ("flashinfer", "flash_mla", "deep_gemm", "trtllm", "cudnn")
 
 _folder = Path(__file__).with_name("stand_ins")
 _spec = importlib.util.spec_from_file_location(
@@ -49,8 +49,12 @@ def vendor_registry() -> Iterator[Registry]:
     made = stand_ins.modules()
     replaced = {name: sys.modules.get(name) for name in made}
     sys.modules.update(made)
+    # PyTorch has the operator, with kernels for CUDA alone.
+    cudnn = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    cudnn.impl("_scaled_dot_product_cudnn_attention", stand_ins.scaled_dot_product_cudnn_attention, "CPU")
     with dispatch.use_registry(registry.freeze()):
         yield registry
+    cudnn._destroy()  # type: ignore[no-untyped-call]
     for name in [name for name in sys.modules if _is_wrapper(name)]:
         del sys.modules[name]
     sys.modules.update(kept)

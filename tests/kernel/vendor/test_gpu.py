@@ -12,7 +12,7 @@ from tokenspeed_kernel.registry import collect_builtin
 from tokenspeed_kernel.spec import KernelSpec
 from tokenspeed_kernel.testing import check_case, family_cases
 
-SOLUTIONS = ("flashinfer", "flash_mla", "deep_gemm", "trtllm")
+SOLUTIONS = ("flashinfer", "flash_mla", "deep_gemm", "trtllm", "cudnn")
 SPECS = [spec for spec in collect_builtin() if spec.solution in SOLUTIONS]
 # Each shape or option may be compiled at its first call: a few cases show that wrapper and library agree.
 NUM_CASES = 4

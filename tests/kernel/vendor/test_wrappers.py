@@ -18,7 +18,7 @@ from tokenspeed_kernel.registry import Registry, collect_builtin
 from tokenspeed_kernel.testing import check_case, family_cases
 
 CPU = torch.device("cpu")
-SOLUTIONS = ("flashinfer", "flash_mla", "deep_gemm", "trtllm")
+SOLUTIONS = ("flashinfer", "flash_mla", "deep_gemm", "trtllm", "cudnn")
 SPECS = [spec for spec in collect_builtin() if spec.solution in SOLUTIONS]
 pytestmark = pytest.mark.usefixtures("vendor_registry")
 
@@ -28,9 +28,10 @@ def _cases(op: str) -> list[Case]:
 
 
 def test_each_library_has_kernels() -> None:
-    assert Counter(spec.solution for spec in SPECS) == {"flashinfer": 7, "flash_mla": 1, "deep_gemm": 3, "trtllm": 1}
+    assert Counter(spec.solution for spec in SPECS) == {"flashinfer": 7, "flash_mla": 1, "deep_gemm": 3, "trtllm": 1, "cudnn": 1}
     assert all(not spec.verified for spec in SPECS), "say how, once they ran on a device"
-    assert all(spec.requires and not spec.capability.interpreter for spec in SPECS)
+    assert all(bool(spec.requires) is (spec.solution != "cudnn") for spec in SPECS), "PyTorch brings cuDNN"
+    assert not any(spec.capability.interpreter for spec in SPECS)
 
 
 @pytest.mark.parametrize("kernel", [spec.name for spec in SPECS])

@@ -3,6 +3,7 @@
 Where a library leaves something undefined (rows without keys, rows behind a group), these give NaN.
 """
 
+from .cudnn import scaled_dot_product_cudnn_attention
 from .flashinfer import (
     BatchDecodeWithPagedKVCacheWrapper,
     BatchPrefillWithPagedKVCacheWrapper,
@@ -36,4 +37,5 @@ __all__ = [
     "m_grouped_fp8_gemm_nt_masked",
     "modules",
     "rmsnorm",
+    "scaled_dot_product_cudnn_attention",
 ]

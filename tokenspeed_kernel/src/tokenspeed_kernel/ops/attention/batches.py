@@ -68,7 +68,8 @@ DECODE_BATCHES: Final = (
     Batch("missing_last_page", (1, 1), (11, 9), missing_pages=((0, 2),)),
     Batch("missing_all_pages", (1, 1), (7, 9), missing_pages=((0, 0), (0, 1))),
     Batch("missing_page_window", (1, 1), (11, 9), missing_pages=((0, 2),), sliding_window=3),
-    # Sizes that kernels for one device take.
+    # Sizes and options that libraries and kernels for one device take.
+    Batch("small_page_16_d64_cap", (1,) * 3, (33, 0, 50), 4, 2, 64, 16, logit_cap=5.0),
     Batch("small_page_16_d64", (1,) * 4, (33, 0, 150, 1), 4, 2, 64, 16, logit_cap=5.0, sinks=True, missing_pages=((2, 3),)),
     Batch("small_page_64_d128", (1,) * 3, (70, 0, 200), 6, 2, 128, 64, sliding_window=90, sinks=True),
 )
@@ -99,6 +100,10 @@ EXTEND_BATCHES: Final = (
     Batch("missing_page", (5, 1, 6), (11, 9, 6), missing_pages=((0, 1), (1, 0), (2, 0))),
     Batch("missing_page_window", (5, 6), (11, 13), missing_pages=((0, 1), (1, 2)), sliding_window=3),
     Batch("missing_all_pages", (3, 2), (7, 9), missing_pages=((0, 0), (0, 1))),
+    # Sizes and options that libraries take.
+    Batch("small_d64", (5, 1, 7, 7, 3), (9, 40, 7, 7, 2), head_dim=64, page_size=16),
+    Batch("small_d64_cap", (6, 2), (20, 9), head_dim=64, page_size=16, logit_cap=4.0),
+    Batch("small_d128_not_causal", (6, 6), (9, 9), head_dim=128, page_size=16, causal=False),
 )
 
 _PAGED_ONLY: Final = ("fp8", "page_size_1", "page_size_16", "page_size_5", "consecutive")

@@ -17,10 +17,10 @@ def small() -> Scheduler:
 
 
 def test_options_are_values() -> None:
-    options = RequestOptions(session=3, salt=2**64 - 1, priority=-2, tenant=5, tenant_weight=4, deadline_us=10)
-    assert (options.session, options.salt, options.priority) == (3, 2**64 - 1, -2)
+    options = RequestOptions(session=3, salt="a", priority=-2, tenant=5, tenant_weight=4, deadline_us=10)
+    assert (options.session, options.salt, options.priority) == (3, "a", -2)
     assert (options.tenant, options.tenant_weight, options.deadline_us) == (5, 4, 10)
-    assert repr(RequestOptions(tenant=7)) == "RequestOptions(tenant=7)"
+    assert repr(RequestOptions(tenant=7, salt="hidden")) == "RequestOptions(salt=..., tenant=7)"
     with pytest.raises(AttributeError):
         options.session = 4  # type: ignore[misc]
 
@@ -32,6 +32,12 @@ def test_options_out_of_range(field: str, value: int, least: int) -> None:
     values: dict[str, Any] = {field: value}
     with pytest.raises(ValueError, match=rf"RequestOptions.{field}: expected at least {least}, got {value}"):
         RequestOptions(**values)
+
+
+def test_a_salt_is_bounded() -> None:
+    assert RequestOptions(salt="é" * 128).salt == "é" * 128
+    with pytest.raises(ValueError, match=r"RequestOptions.salt: expected at most 256 bytes of UTF-8, got 258"):
+        RequestOptions(salt="é" * 129)
 
 
 def test_the_clock_never_goes_backwards() -> None:

@@ -1,3 +1,4 @@
+#include <type_traits>
 #include <utility>
 
 #include "check.h"
@@ -57,6 +58,68 @@ TEST(the_life_of_a_request) {
   CHECK(pool.all_back());
 }
 
+TEST(a_prompt_computed_elsewhere) {
+  Pool pool;
+  RequestState state{Bootstrapping{}};
+  CHECK(dispatch(state, RemotePrefillDone{}).has_value());  // before its time: an error of this request alone
+  CHECK(!dispatch(state, Bootstrapped{}));
+  CHECK(!dispatch(state, Load{pool.hold()}));
+  CHECK(is<LoadingBack>(state));
+  CHECK(dispatch(state, Succeeded{}).has_value());
+  CHECK(!dispatch(state, RemotePrefillDone{}));
+  CHECK(is<Decoding>(state));
+  CHECK(dispatch(state, RemotePrefillDone{}).has_value());  // twice
+  CHECK(dispatch(state, Failed{}).has_value());             // the transfer is over
+  CHECK(!dispatch(state, Finish{}));
+  CHECK(!dispatch(state, Drained{}));
+  CHECK(pool.all_back());
+}
+
+TEST(a_prompt_computed_for_elsewhere) {
+  Pool pool;
+  RequestState state{Bootstrapping{}};
+  CHECK(!dispatch(state, Bootstrapped{}));
+  CHECK(!dispatch(state, Admit{pool.hold()}));
+  CHECK(!dispatch(state, HandOver{}));
+  CHECK(is<PrefillDone>(state));
+  CHECK(dispatch(state, Finish{}).has_value());
+  CHECK(!dispatch(state, Succeeded{}));
+  CHECK(is<Draining>(state));
+  CHECK(!pool.all_back());
+  CHECK(!dispatch(state, Drained{}));
+  CHECK(pool.all_back());
+}
+
+TEST(a_conversation_keeps_its_prefix_and_nothing_else) {
+  Pool pool;
+  RequestState state{Draining{pool.hold()}};
+  CHECK(!dispatch(state, Park{}));
+  CHECK(is<Paused>(state));
+  CHECK_EQ(pool.allocator.num_free(), 6);
+  CHECK_EQ(pool.rows.num_free(), 2);
+  CHECK_EQ(pool.tree.num_locked_pages(), 2);
+  CHECK(dispatch(state, Abort{}).has_value());
+  CHECK(!dispatch(state, Resume{}));
+  CHECK(is<Finished>(state));
+  CHECK(pool.all_back());
+}
+
+TEST(retracted_by_way_of_the_host) {
+  Pool pool;
+  RequestState state{Decoding{pool.hold()}};
+  CHECK(dispatch(state, WriteBack{}).has_value());  // a step may still write its pages
+  CHECK(!dispatch(state, Retract{}));
+  CHECK(!dispatch(state, WriteBack{}));
+  CHECK(is<WritingBack>(state));
+  CHECK(!pool.all_back());
+  CHECK(!dispatch(state, Drained{}));
+  CHECK(is<Retracted>(state));
+  CHECK(pool.all_back());
+  CHECK(!dispatch(state, Load{pool.hold()}));
+  CHECK(!dispatch(state, Loaded{}));
+  CHECK(is<Prefilling>(state));
+}
+
 TEST(abort_in_every_state) {
   Pool pool;
   const auto in = [&](auto... events) {
@@ -86,6 +149,13 @@ TEST(abort_in_every_state) {
   ends_after_drain(in());
   ends_after_drain(in(LastChunkPlanned{}));
   ends_after_drain(in(LastChunkPlanned{}, Retract{}));
+
+  ends_after_drain(in(HandOver{}));
+  ends_after_drain(in(Retract{}, WriteBack{}));
+  ends_after_drain(RequestState{LoadingBack{pool.hold()}});
+  RequestState bootstrapping{Bootstrapping{}};
+  CHECK(!dispatch(bootstrapping, Abort{}));
+  CHECK(is<Finished>(bootstrapping));
 
   RequestState draining = in(LastChunkPlanned{}, Finish{});
   CHECK(dispatch(draining, Abort{}).has_value());
@@ -133,16 +203,36 @@ TEST(destroying_any_state_gives_everything_back) {
 template <class State, class... Events>
 constexpr int num_transitions = (0 + ... + (HasTransition<State, Events> ? 1 : 0));
 template <class State>
-constexpr int transitions_from = num_transitions<State, Admit, LastChunkPlanned, Retract, Finish, Abort, Drained>;
+constexpr int transitions_from =
+    num_transitions<State, Bootstrapped, Abort, Failed, Admit, Load, Loaded, RemotePrefillDone, Retract, LastChunkPlanned,
+                    HandOver, Succeeded, Finish, WriteBack, Drained, Park, Resume, Expire>;
+template <class State, class Event, class Next>
+constexpr bool leads_to = std::is_same_v<decltype(transition(std::declval<State&&>(), std::declval<Event&&>())), Next>;
 
-static_assert(transitions_from<Submitted> == 2 && HasTransition<Submitted, Admit> && HasTransition<Submitted, Abort>);
-static_assert(transitions_from<Prefilling> == 3 && HasTransition<Prefilling, LastChunkPlanned> &&
-              HasTransition<Prefilling, Retract> && HasTransition<Prefilling, Abort>);
-static_assert(transitions_from<Decoding> == 3 && HasTransition<Decoding, Retract> && HasTransition<Decoding, Finish> &&
-              HasTransition<Decoding, Abort>);
-static_assert(transitions_from<Retracting> == 3 && HasTransition<Retracting, Drained> && HasTransition<Retracting, Finish> &&
-              HasTransition<Retracting, Abort>);
-static_assert(transitions_from<Retracted> == 2 && HasTransition<Retracted, Admit> && HasTransition<Retracted, Abort>);
-static_assert(transitions_from<Draining> == 1 && HasTransition<Draining, Drained>);
-static_assert(transitions_from<Aborting> == 1 && HasTransition<Aborting, Drained>);
+static_assert(transitions_from<Bootstrapping> == 3 && leads_to<Bootstrapping, Bootstrapped, Submitted> &&
+              leads_to<Bootstrapping, Abort, Finished> && leads_to<Bootstrapping, Failed, Finished>);
+static_assert(transitions_from<Submitted> == 4 && leads_to<Submitted, Admit, Prefilling> &&
+              leads_to<Submitted, Load, LoadingBack> && leads_to<Submitted, Abort, Finished> &&
+              leads_to<Submitted, Failed, Finished>);
 static_assert(transitions_from<Finished> == 0);
+static_assert(transitions_from<Prefilling> == 5 && leads_to<Prefilling, LastChunkPlanned, Decoding> &&
+              leads_to<Prefilling, HandOver, PrefillDone> && leads_to<Prefilling, Retract, Retracting> &&
+              leads_to<Prefilling, Abort, Aborting> && leads_to<Prefilling, Failed, Draining>);
+static_assert(transitions_from<LoadingBack> == 5 && leads_to<LoadingBack, Loaded, Prefilling> &&
+              leads_to<LoadingBack, RemotePrefillDone, Decoding> && leads_to<LoadingBack, Retract, Retracting> &&
+              leads_to<LoadingBack, Abort, Aborting> && leads_to<LoadingBack, Failed, Draining>);
+static_assert(transitions_from<Decoding> == 3 && leads_to<Decoding, Finish, Draining> &&
+              leads_to<Decoding, Retract, Retracting> && leads_to<Decoding, Abort, Aborting>);
+static_assert(transitions_from<Retracting> == 5 && leads_to<Retracting, Finish, Draining> &&
+              leads_to<Retracting, WriteBack, WritingBack> && leads_to<Retracting, Drained, Retracted> &&
+              leads_to<Retracting, Abort, Aborting> && leads_to<Retracting, Failed, Draining>);
+static_assert(transitions_from<Aborting> == 1 && leads_to<Aborting, Drained, Finished>);
+static_assert(transitions_from<Draining> == 2 && leads_to<Draining, Park, Paused> && leads_to<Draining, Drained, Finished>);
+static_assert(transitions_from<PrefillDone> == 3 && leads_to<PrefillDone, Succeeded, Draining> &&
+              leads_to<PrefillDone, Failed, Draining> && leads_to<PrefillDone, Abort, Aborting>);
+static_assert(transitions_from<WritingBack> == 3 && leads_to<WritingBack, Drained, Retracted> &&
+              leads_to<WritingBack, Abort, Aborting> && leads_to<WritingBack, Failed, Draining>);
+static_assert(transitions_from<Retracted> == 4 && leads_to<Retracted, Admit, Prefilling> &&
+              leads_to<Retracted, Load, LoadingBack> && leads_to<Retracted, Abort, Finished> &&
+              leads_to<Retracted, Failed, Finished>);
+static_assert(transitions_from<Paused> == 2 && leads_to<Paused, Resume, Finished> && leads_to<Paused, Expire, Finished>);

@@ -51,6 +51,7 @@ class SchedulerConfig:
         max_in_flight_steps: int = 2,
         max_step_cost: int = 0,
         context_cost_scale: int = 0,
+        session_ttl_us: int = 0,
     ) -> None:
         """Check and keep the values.
 
@@ -67,6 +68,8 @@ class SchedulerConfig:
                 leave, at least a quarter of it. 0 means no bound.
             context_cost_scale: keys that cost as much to attend to as a token costs without any: a token after p others
                 costs 1 + p / context_cost_scale. 0 means that context is free.
+            session_ttl_us: how long, on the clock of `Scheduler.advance_clock`, the pages of a session's last turn are kept for
+                its next one. Running requests go before them. 0 means that sessions keep nothing beyond the prefix cache.
         Raises:
             ValueError: a value is out of range; the message says which, and the remedy.
         """
@@ -102,8 +105,34 @@ class SchedulerConfig:
     def context_cost_scale(self) -> int:
         """Keys that cost as much to attend to as a token costs without any; 0 means that context is free."""
     @property
+    def session_ttl_us(self) -> int:
+        """How long the pages of a session's last turn are kept, in microseconds; 0 means not at all."""
+    @property
     def max_pages_per_request(self) -> int:
         """Columns of the page table: what max_model_len needs, at most num_pages."""
+
+class EventStatus(enum.Enum):
+    """What became of an event that another engine caused.
+
+    OK: the request goes on. FINISHED: it was the last thing that the request waited for; its pages return once no step in flight
+    touches them. NOT_FOUND: no such request. UNEXPECTED: the request is not in a state that knows the event; nothing was changed.
+    """
+
+    OK = 0
+    FINISHED = 1
+    NOT_FOUND = 2
+    UNEXPECTED = 3
+
+class Role(enum.Enum):
+    """Which part of a request this engine does.
+
+    LOCAL: all of it. PREFILL: computes the prompt and its first token; another engine reads the pages and goes on. DECODE: another
+    engine computes the prompt and writes its pages here.
+    """
+
+    LOCAL = 0
+    PREFILL = 1
+    DECODE = 2
 
 class RequestOptions:
     """What a request says about itself beyond its tokens and lengths; frozen. Texts are numbers here, the same on every rank."""
@@ -112,21 +141,23 @@ class RequestOptions:
         self,
         *,
         session: int = 0,
-        salt: int = 0,
+        salt: str = "",
         priority: int = 0,
         tenant: int = 0,
         tenant_weight: int = 1,
         deadline_us: int = -1,
+        role: Role = Role.LOCAL,
     ) -> None:
         """Check and keep the values.
 
         Args:
             session: the conversation that the request belongs to, 64-bit; 0 means none.
-            salt: unsigned 64-bit; requests share cached pages only with those of equal salt.
+            salt: at most 256 bytes of UTF-8; requests share cached pages only with those of equal salt.
             priority: class, 32-bit; a smaller one goes first.
             tenant: whose share of the machine the request uses, 64-bit, at least 0.
             tenant_weight: that share against the weights of other tenants, at least 1.
             deadline_us: when the first token is due, on the clock of `Scheduler.advance_clock`; -1 means never.
+            role: which part of the request this engine does.
         Raises:
             ValueError: a value is out of range.
         """
@@ -135,7 +166,7 @@ class RequestOptions:
     def session(self) -> int:
         """The conversation that the request belongs to; 0 means none."""
     @property
-    def salt(self) -> int:
+    def salt(self) -> str:
         """Requests share cached pages only with those of equal salt."""
     @property
     def priority(self) -> int:
@@ -149,6 +180,9 @@ class RequestOptions:
     @property
     def deadline_us(self) -> int:
         """When the first token is due; -1 means never."""
+    @property
+    def role(self) -> Role:
+        """Which part of the request this engine does."""
 
 class SchedulerStats:
     """Counters and levels at one moment: a plain copy. Counters never decrease."""
@@ -178,6 +212,12 @@ class SchedulerStats:
     def num_draining(self) -> int:
         """Requests that ended, were aborted or retracted, and whose pages a step in flight may still write."""
     @property
+    def num_outside(self) -> int:
+        """Requests that wait for another engine or for copies."""
+    @property
+    def num_sessions(self) -> int:
+        """Sessions whose pages are kept for their next turn."""
+    @property
     def num_in_flight_steps(self) -> int:
         """Steps planned and not committed."""
     @property
@@ -192,6 +232,9 @@ class SchedulerStats:
     @property
     def num_aborted(self) -> int:
         """Counter of aborted requests."""
+    @property
+    def num_failed(self) -> int:
+        """Counter of requests that lost their other engine."""
     @property
     def num_retractions(self) -> int:
         """Counter of requests put back to the queue for want of pages."""
@@ -286,6 +329,13 @@ class Plan:
     @property
     def load_back_ids(self) -> NDArray[np.int64]:
         """[L] int64, ascending: the transfer that each pair of load_backs belongs to; it ends as a whole. Valid for ever."""
+
+    @property
+    def remote_prefills(self) -> NDArray[np.int64]:
+        """[n, 2] int64, (request, tokens that its cache has): requests whose other pages another engine may write from now on.
+
+        See `Scheduler.pages_of`. An empty plan may have some, too. Valid for ever.
+        """
 
 class CommitResult:
     """The E tokens of a step that count, in the order of the plan; those of requests that ended before are left out.
@@ -427,8 +477,59 @@ class Scheduler:
         Returns:
             OK, or why there was nothing to abort.
         """
+    def bootstrapped(self, request_id: int) -> EventStatus:
+        """The two engines of a request have found each other: it waits for its admission.
+
+        Args:
+            request_id: a request with a role other than LOCAL.
+        """
+    def remote_prefill_done(self, request_id: int, first_token: int) -> EventStatus:
+        """The other engine has written all pages of the prompt, and will write no more.
+
+        Args:
+            request_id: a request of role DECODE that a plan named in `Plan.remote_prefills`.
+            first_token: the token that the other engine sampled; it counts as the first of the output and is in no CommitResult.
+        Returns:
+            OK: the request decodes, or, when it was aborted meanwhile, its pages return. FINISHED: the token was its last.
+        """
+    def transfer_succeeded(self, request_id: int) -> EventStatus:
+        """The other engine has read all pages of the prompt: the request is over here.
+
+        Args:
+            request_id: a request of role PREFILL whose prompt is computed; the other engine reads from then on, not before.
+        Returns:
+            FINISHED, or why the event did not fit.
+        """
+    def transfer_failed(self, request_id: int) -> EventStatus:
+        """The other engine is lost or gave up, and neither reads nor writes any more: the request is over here.
+
+        Args:
+            request_id: a request of role PREFILL or DECODE whose other engine has its part still to do.
+        Returns:
+            FINISHED, or why the event did not fit.
+        """
+    def pages_of(self, request_id: int) -> NDArray[np.int32]:
+        """Pages that a request holds.
+
+        Args:
+            request_id: the request.
+        Returns:
+            [n] int32, in the order of its tokens; a copy. Empty when it holds none.
+        """
+    def end_session(self, session: int) -> bool:
+        """Release what is kept for a session's next turn; it stays in the prefix cache like anything else.
+
+        Args:
+            session: see `RequestOptions`.
+        Returns:
+            Whether anything was kept.
+        """
+    def pause(self) -> None:
+        """Plan nothing until `resume`. Steps in flight are committed, and requests received and aborted, as ever."""
+    def resume(self) -> None:
+        """Plan again."""
     def flush_cache(self) -> int:
-        """Drop all cached pages that no request uses. Pages in use stay shareable.
+        """Drop all cached pages that no request uses, those kept for sessions included. Pages in use stay shareable.
 
         Returns:
             The number of pages dropped.

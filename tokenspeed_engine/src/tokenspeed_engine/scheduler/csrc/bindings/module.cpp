@@ -121,6 +121,11 @@ nb::object ids_of(const std::shared_ptr<const PageCopies>& copies) {
   const auto& shown = copies == nullptr ? none : copies;
   return view(shown->ids.data(), shown->ids.size(), keeper(shown));
 }
+nb::object remote_prefills_of(const Transfers& transfers) {
+  static const auto none = std::make_shared<const std::vector<RemotePrefill>>();
+  const auto& shown = transfers.remote_prefills == nullptr ? none : transfers.remote_prefills;
+  return view_2d(reinterpret_cast<const std::int64_t*>(shown->data()), shown->size(), 2, keeper(shown));
+}
 
 struct CommitArrays {
   CommitArrays(const CommitBuffers& commit_buffers, nb::handle owner)
@@ -197,7 +202,8 @@ std::string describe(const SchedulerConfig& c) {
          ", enable_prefix_cache=" + (c.enable_prefix_cache ? "True" : "False") +
          ", max_in_flight_steps=" + std::to_string(c.max_in_flight_steps) +
          ", max_step_cost=" + std::to_string(c.max_step_cost) +
-         ", context_cost_scale=" + std::to_string(c.context_cost_scale) + ")";
+         ", context_cost_scale=" + std::to_string(c.context_cost_scale) +
+         ", session_ttl_us=" + std::to_string(c.session_ttl_us) + ")";
 }
 
 std::string describe(const Plan& p) {
@@ -225,15 +231,22 @@ NB_MODULE(_scheduler, m) {
       .value("NOT_FOUND", AbortStatus::kNotFound)
       .value("ALREADY_ENDED", AbortStatus::kAlreadyEnded);
 
+  nb::enum_<EventStatus>(m, "EventStatus", doc::EventStatus)
+      .value("OK", EventStatus::kOk)
+      .value("FINISHED", EventStatus::kFinished)
+      .value("NOT_FOUND", EventStatus::kNotFound)
+      .value("UNEXPECTED", EventStatus::kUnexpected);
+
   nb::class_<SchedulerConfig>(m, "SchedulerConfig", doc::SchedulerConfig)
       .def(
           "__init__",
           [](SchedulerConfig* self, std::int32_t num_pages, std::int32_t page_size, std::int32_t max_num_seqs,
              std::int32_t max_num_batched_tokens, std::int32_t max_model_len, std::int32_t chunk_size, bool enable_prefix_cache,
-             std::int32_t max_in_flight_steps, std::int32_t max_step_cost, std::int32_t context_cost_scale) {
+             std::int32_t max_in_flight_steps, std::int32_t max_step_cost, std::int32_t context_cost_scale,
+             std::int64_t session_ttl_us) {
             SchedulerConfig config{num_pages,           page_size,     max_num_seqs,
                                    max_num_batched_tokens, max_model_len, chunk_size,
-                                   enable_prefix_cache, max_in_flight_steps, max_step_cost, context_cost_scale};
+                                   enable_prefix_cache, max_in_flight_steps, max_step_cost, context_cost_scale, session_ttl_us};
             if (const std::string problem = config.problem(); !problem.empty()) {
               throw std::invalid_argument("SchedulerConfig." + problem);
             }
@@ -241,7 +254,7 @@ NB_MODULE(_scheduler, m) {
           },
           nb::kw_only(), "num_pages"_a, "page_size"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "max_model_len"_a,
           "chunk_size"_a = 0, "enable_prefix_cache"_a = true, "max_in_flight_steps"_a = 2, "max_step_cost"_a = 0,
-          "context_cost_scale"_a = 0, doc::SchedulerConfig_init)
+          "context_cost_scale"_a = 0, "session_ttl_us"_a = 0, doc::SchedulerConfig_init)
       .def_ro("num_pages", &SchedulerConfig::num_pages, doc::SchedulerConfig_num_pages)
       .def_ro("page_size", &SchedulerConfig::page_size, doc::SchedulerConfig_page_size)
       .def_ro("max_num_seqs", &SchedulerConfig::max_num_seqs, doc::SchedulerConfig_max_num_seqs)
@@ -252,6 +265,7 @@ NB_MODULE(_scheduler, m) {
       .def_ro("max_in_flight_steps", &SchedulerConfig::max_in_flight_steps, doc::SchedulerConfig_max_in_flight_steps)
       .def_ro("max_step_cost", &SchedulerConfig::max_step_cost, doc::SchedulerConfig_max_step_cost)
       .def_ro("context_cost_scale", &SchedulerConfig::context_cost_scale, doc::SchedulerConfig_context_cost_scale)
+      .def_ro("session_ttl_us", &SchedulerConfig::session_ttl_us, doc::SchedulerConfig_session_ttl_us)
       .def_prop_ro("max_pages_per_request", &SchedulerConfig::max_pages_per_request, doc::SchedulerConfig_max_pages_per_request)
       .def("__repr__", [](const SchedulerConfig& self) { return describe(self); });
 
@@ -266,11 +280,14 @@ NB_MODULE(_scheduler, m) {
       .def_ro("num_waiting", &SchedulerStats::num_waiting, doc::SchedulerStats_num_waiting)
       .def_ro("num_running", &SchedulerStats::num_running, doc::SchedulerStats_num_running)
       .def_ro("num_draining", &SchedulerStats::num_draining, doc::SchedulerStats_num_draining)
+      .def_ro("num_outside", &SchedulerStats::num_outside, doc::SchedulerStats_num_outside)
+      .def_ro("num_sessions", &SchedulerStats::num_sessions, doc::SchedulerStats_num_sessions)
       .def_ro("num_in_flight_steps", &SchedulerStats::num_in_flight_steps, doc::SchedulerStats_num_in_flight_steps)
       .def_ro("num_steps", &SchedulerStats::num_steps, doc::SchedulerStats_num_steps)
       .def_ro("num_submitted", &SchedulerStats::num_submitted, doc::SchedulerStats_num_submitted)
       .def_ro("num_finished", &SchedulerStats::num_finished, doc::SchedulerStats_num_finished)
       .def_ro("num_aborted", &SchedulerStats::num_aborted, doc::SchedulerStats_num_aborted)
+      .def_ro("num_failed", &SchedulerStats::num_failed, doc::SchedulerStats_num_failed)
       .def_ro("num_retractions", &SchedulerStats::num_retractions, doc::SchedulerStats_num_retractions)
       .def_ro("num_evicted_pages", &SchedulerStats::num_evicted_pages, doc::SchedulerStats_num_evicted_pages)
       .def_ro("prefix_query_tokens", &SchedulerStats::prefix_query_tokens, doc::SchedulerStats_prefix_query_tokens)
@@ -320,6 +337,8 @@ NB_MODULE(_scheduler, m) {
           "load_backs", [](const Plan& self) { return pairs_of(self.transfers.load_backs); }, doc::Plan_load_backs)
       .def_prop_ro(
           "load_back_ids", [](const Plan& self) { return ids_of(self.transfers.load_backs); }, doc::Plan_load_back_ids)
+      .def_prop_ro(
+          "remote_prefills", [](const Plan& self) { return remote_prefills_of(self.transfers); }, doc::Plan_remote_prefills)
       .def("__bool__", [](const Plan& self) { return self.num_requests > 0; })
       .def("__repr__", [](const Plan& self) { return describe(self); });
 
@@ -374,6 +393,35 @@ NB_MODULE(_scheduler, m) {
       .def(
           "abort", [](BoundScheduler& self, std::int64_t request_id) { return self.core->abort(request_id); }, "request_id"_a,
           doc::Scheduler_abort)
+      .def(
+          "bootstrapped", [](BoundScheduler& self, std::int64_t request_id) { return self.core->bootstrapped(request_id); },
+          "request_id"_a, doc::Scheduler_bootstrapped)
+      .def(
+          "remote_prefill_done",
+          [](BoundScheduler& self, std::int64_t request_id, std::int32_t first_token) {
+            return self.core->remote_prefill_done(request_id, first_token);
+          },
+          "request_id"_a, "first_token"_a, doc::Scheduler_remote_prefill_done)
+      .def(
+          "transfer_succeeded", [](BoundScheduler& self, std::int64_t request_id) { return self.core->transfer_succeeded(request_id); },
+          "request_id"_a, doc::Scheduler_transfer_succeeded)
+      .def(
+          "transfer_failed", [](BoundScheduler& self, std::int64_t request_id) { return self.core->transfer_failed(request_id); },
+          "request_id"_a, doc::Scheduler_transfer_failed)
+      .def(
+          "pages_of",
+          [](const BoundScheduler& self, std::int64_t request_id) {
+            const std::span<const PageId> pages = self.core->pages_of(request_id);
+            return owned_array(std::vector<PageId>(pages.begin(), pages.end()));
+          },
+          "request_id"_a, doc::Scheduler_pages_of)
+      .def(
+          "end_session", [](BoundScheduler& self, std::int64_t session) { return self.core->end_session(session); }, "session"_a,
+          doc::Scheduler_end_session)
+      .def(
+          "pause", [](BoundScheduler& self) { self.core->pause(); }, doc::Scheduler_pause)
+      .def(
+          "resume", [](BoundScheduler& self) { self.core->resume(); }, doc::Scheduler_resume)
       .def(
           "flush_cache", [](BoundScheduler& self) { return self.core->flush_cache(); }, doc::Scheduler_flush_cache)
       .def(

@@ -1,13 +1,48 @@
 // The states of a request. What a request holds is part of the type of its state: destroying the state gives it back, once.
 //
-//   Submitted --Admit--> Prefilling --LastChunkPlanned--> Decoding
-//   Prefilling, Decoding --Retract--> Retracting --Drained--> Retracted --Admit--> Prefilling
-//   Decoding, Retracting --Finish--> Draining --Drained--> Finished
-//   Prefilling, Decoding, Retracting --Abort--> Aborting --Drained--> Finished
-//   Submitted, Retracted --Abort--> Finished
+//   Bootstrapping --Bootstrapped--> Submitted
+//   Bootstrapping --Abort--> Finished
+//   Bootstrapping --Failed--> Finished
+//   Submitted --Admit--> Prefilling
+//   Submitted --Load--> LoadingBack
+//   Submitted --Abort--> Finished
+//   Submitted --Failed--> Finished
+//   LoadingBack --Loaded--> Prefilling
+//   LoadingBack --RemotePrefillDone--> Decoding
+//   LoadingBack --Retract--> Retracting
+//   LoadingBack --Abort--> Aborting
+//   LoadingBack --Failed--> Draining
+//   Prefilling --LastChunkPlanned--> Decoding
+//   Prefilling --HandOver--> PrefillDone
+//   Prefilling --Retract--> Retracting
+//   Prefilling --Abort--> Aborting
+//   Prefilling --Failed--> Draining
+//   PrefillDone --Succeeded--> Draining
+//   PrefillDone --Failed--> Draining
+//   PrefillDone --Abort--> Aborting
+//   Decoding --Finish--> Draining
+//   Decoding --Retract--> Retracting
+//   Decoding --Abort--> Aborting
+//   Retracting --Finish--> Draining
+//   Retracting --WriteBack--> WritingBack
+//   Retracting --Drained--> Retracted
+//   Retracting --Abort--> Aborting
+//   Retracting --Failed--> Draining
+//   WritingBack --Drained--> Retracted
+//   WritingBack --Abort--> Aborting
+//   WritingBack --Failed--> Draining
+//   Retracted --Admit--> Prefilling
+//   Retracted --Load--> LoadingBack
+//   Retracted --Abort--> Finished
+//   Retracted --Failed--> Finished
+//   Draining --Park--> Paused
+//   Draining --Drained--> Finished
+//   Aborting --Drained--> Finished
+//   Paused --Resume--> Finished
+//   Paused --Expire--> Finished
 //
-// Retracting, Draining and Aborting keep their pages because a step that is still in flight may write them; Drained is the event
-// that no such step is left.
+// LoadingBack, WritingBack, PrefillDone, Retracting, Draining and Aborting keep their pages because a step or a transfer that is
+// still in flight may read or write them; Drained is the event that none is left.
 #pragma once
 
 #include <concepts>
@@ -28,13 +63,27 @@ struct KvHold {
   OwnedPages pages;   // pages behind them that only this request may write
 };
 
+// Prefill and decode run on different engines, and the two have not found each other yet; holds nothing.
+struct Bootstrapping {
+  static constexpr std::string_view kName = "Bootstrapping";
+};
 // Waits for its first admission; holds nothing.
 struct Submitted {
   static constexpr std::string_view kName = "Submitted";
 };
+// Its pages are being filled from outside: from the host, or by the engine that computes its prompt.
+struct LoadingBack {
+  static constexpr std::string_view kName = "LoadingBack";
+  KvHold kv;
+};
 // Some of its known tokens (prompt, or prompt and output after a retraction) are still to be computed.
 struct Prefilling {
   static constexpr std::string_view kName = "Prefilling";
+  KvHold kv;
+};
+// Its prompt was computed for another engine, which still reads the pages.
+struct PrefillDone {
+  static constexpr std::string_view kName = "PrefillDone";
   KvHold kv;
 };
 // All known tokens are planned: each further step computes the token that the step before sampled.
@@ -47,27 +96,37 @@ struct Retracting {
   static constexpr std::string_view kName = "Retracting";
   KvHold kv;
 };
+// Put back to the queue; its pages are being copied to the host, so that they need not be computed again.
+struct WritingBack {
+  static constexpr std::string_view kName = "WritingBack";
+  KvHold kv;
+};
 // In the queue again, before all that never ran; holds nothing but its tokens.
 struct Retracted {
   static constexpr std::string_view kName = "Retracted";
 };
-// Ended by itself; a step that was planned before its end was known is in flight.
+// Ended by itself; a step that was planned before its end was known, or a transfer, is in flight.
 struct Draining {
   static constexpr std::string_view kName = "Draining";
   KvHold kv;
 };
-// Ended by its user; a step is in flight.
+// Ended by its user; a step or a transfer is in flight.
 struct Aborting {
   static constexpr std::string_view kName = "Aborting";
   KvHold kv;
+};
+// Over, but its conversation goes on: what it computed stays in the prefix cache for the next turn.
+struct Paused {
+  static constexpr std::string_view kName = "Paused";
+  NodeRef prefix;
 };
 // Over; holds nothing.
 struct Finished {
   static constexpr std::string_view kName = "Finished";
 };
 
-using RequestState =
-    std::variant<Submitted, Prefilling, Decoding, Retracting, Retracted, Draining, Aborting, Finished>;
+using RequestState = std::variant<Bootstrapping, Submitted, LoadingBack, Prefilling, PrefillDone, Decoding, Retracting, WritingBack,
+                                  Retracted, Draining, Aborting, Paused, Finished>;
 
 template <class State>
 concept HoldsKv = requires(State& state) {

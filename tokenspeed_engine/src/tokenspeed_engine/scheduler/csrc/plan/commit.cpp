@@ -54,8 +54,9 @@ const CommitBuffers& Scheduler::commit(std::int64_t step, std::span<const TokenI
 void Scheduler::commit_row(Request& request, std::int32_t num_tokens, const TokenId* sampled) {
   --request.in_flight_steps;
   const bool runs = request.is_prefilling() || request.is_decoding();
-  if (!runs && !request.is_retracting()) {  // ended before: the token is nobody's, but its pages were still in use
-    if (request.in_flight_steps == 0) drain(request);
+  const bool hands_over = std::holds_alternative<PrefillDone>(request.state);
+  if (!runs && !hands_over && !request.is_retracting()) {  // ended before: the token is nobody's, but its pages were still in use
+    drain_when_idle(request);
     return;
   }
   request.num_committed += num_tokens;
@@ -68,17 +69,15 @@ void Scheduler::commit_row(Request& request, std::int32_t num_tokens, const Toke
     commits_[commit_turn_].push(request, *sampled, index, reason);
   }
   publish_full_pages(request);
+  if (hands_over) return;  // the other engine goes on, or ends
   if (reason != FinishReason::kRunning) {
     ++counters_.num_finished;
-    if (runs) {
-      leave_running(request);
-      ++num_draining_;
-    } else {
-      waiting_.erase(request.arrival);
-    }
+    request.is_kept = true;
     must_dispatch(request, Finish{});
+    end(request);
+  } else if (!runs) {
+    drain_when_idle(request);
   }
-  if ((reason != FinishReason::kRunning || !runs) && request.in_flight_steps == 0) drain(request);
 }
 
 FinishReason Scheduler::finish_reason(const Request& request, TokenId token, std::int32_t index) const {

@@ -20,6 +20,7 @@ struct SchedulerConfig {
   // run; prompt chunks share what the decodes leave of max_step_cost, and never less than a quarter of it. 0: no bound.
   std::int32_t max_step_cost = 0;
   std::int32_t context_cost_scale = 0;
+  std::int64_t session_ttl_us = 0;  // how long a session's pages are kept after a turn; 0: not beyond what the cache does anyway
 
   // No request can hold more than the pool has.
   std::int32_t max_pages_per_request() const { return std::min((max_model_len + page_size - 1) / page_size, num_pages); }
@@ -43,6 +44,14 @@ enum class AbortStatus : std::int8_t {
   kAlreadyEnded,   // finished or aborted before; its pages wait for a step in flight
 };
 
+// What became of an event that another engine caused.
+enum class EventStatus : std::int8_t {
+  kOk,
+  kFinished,    // it was the last thing that the request waited for
+  kNotFound,    // no such request
+  kUnexpected,  // the request is not in a state that knows the event; nothing was changed
+};
+
 enum class FinishReason : std::int8_t { kRunning = 0, kStop = 1, kLength = 2 };
 
 struct SchedulerStats {
@@ -54,11 +63,14 @@ struct SchedulerStats {
   std::int32_t num_waiting = 0;      // submitted or retracted
   std::int32_t num_running = 0;      // prefilling or decoding
   std::int32_t num_draining = 0;     // over or retracted, pages held for a step in flight
+  std::int32_t num_outside = 0;      // wait for another engine or for copies
+  std::int32_t num_sessions = 0;     // conversations whose pages are kept for their next turn
   std::int32_t num_in_flight_steps = 0;
   std::int64_t num_steps = 0;            // planned so far
   std::int64_t num_submitted = 0;        // accepted so far
   std::int64_t num_finished = 0;         // by stop or length
   std::int64_t num_aborted = 0;
+  std::int64_t num_failed = 0;           // lost their other engine
   std::int64_t num_retractions = 0;
   std::int64_t num_evicted_pages = 0;
   std::int64_t prefix_query_tokens = 0;  // prompt tokens of first admissions that may use the cache

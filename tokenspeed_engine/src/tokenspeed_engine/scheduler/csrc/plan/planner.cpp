@@ -22,6 +22,7 @@ std::shared_ptr<const StepBuffers> Scheduler::plan() {
                      " steps in flight, got " + std::to_string(next_step_ - oldest_open_step_) + ". Fix: commit step " +
                      std::to_string(oldest_open_step_) + " first, or raise max_in_flight_steps");
   }
+  if (is_paused_) return nullptr;
   if (tree_) tree_->tick();
   const std::shared_ptr<StepBuffers>& out = ring_[static_cast<std::size_t>(next_step_) % ring_.size()];
   out->clear();
@@ -31,8 +32,8 @@ std::shared_ptr<const StepBuffers> Scheduler::plan() {
   // Whoever was retracted just now is the first of the queue and needs more than it gave: it is not admitted again here.
   plan_admissions(*out);
   if (out->num_requests == 0) {
-    // The oldest request can always run unless a step in flight holds its token or pages that it waits for.
-    TOKENSPEED_INVARIANT(requests_.empty() || next_step_ > oldest_open_step_);
+    // The oldest request can always run unless a step or a transfer in flight holds its token or pages that it waits for.
+    TOKENSPEED_INVARIANT(requests_.empty() || next_step_ > oldest_open_step_ || num_outside_ > 0);
     return nullptr;
   }
   out->step = next_step_++;
@@ -63,7 +64,10 @@ bool Scheduler::grow_for_decode(Request& request) {
   while (take_pages(request, 1) == 0) {
     if (num_draining_ > 0) return false;  // pages are on their way back: better one step late than to recompute a request
     const bool is_latest = running_.back() == &request;
-    TOKENSPEED_INVARIANT(!is_latest || running_.size() > 1);
+    if (is_latest && running_.size() == 1) {
+      TOKENSPEED_INVARIANT(num_outside_ > 0);  // a transfer in flight holds the pages, and will give them back
+      return false;
+    }
     retract_latest();
     if (is_latest) return false;
   }
@@ -101,6 +105,7 @@ void Scheduler::plan_prefills(StepBuffers& out) {
     Request& request = *running_[i];
     if (!request.is_prefilling()) continue;
     plan_chunk(out, request, request.num_known() - request.num_planned);
+    if (request.place == Place::kOutside) --i;  // it left running_
   }
 }
 
@@ -108,7 +113,7 @@ void Scheduler::plan_admissions(StepBuffers& out) {
   while (!waiting_.empty() && has_room(out) && rows_.num_free() > 0) {
     Request& request = *waiting_.begin()->second;
     if (!admit(request)) return;
-    plan_chunk(out, request, request.num_known() - request.num_planned);
+    if (request.is_prefilling()) plan_chunk(out, request, request.num_known() - request.num_planned);
   }
 }
 
@@ -120,22 +125,23 @@ bool Scheduler::admit(Request& request) {
   // Running decodes may each want a page soon; with nobody running, the rule must not keep the last request out.
   const std::int32_t reserve =
       running_.empty() ? 0 : promised_pages_ + static_cast<std::int32_t>(running_.size()) - num_prefilling_;
-  // A cheap bound first: at best all pages that are locked now are shared.
-  const std::int32_t locked = tree_ ? tree_->num_locked_pages() : 0;
-  if (needed - locked + reserve > available_pages()) return false;
-
+  // The last known token is always computed: its logits are what the request waits for.
+  const std::int32_t max_hit = request.use_prefix_cache ? (num_known - 1) / config_.page_size : 0;
   NodeRef prefix;
   std::int32_t hit_pages = 0;
-  if (tree_) {
-    // The last known token is always computed: its logits are what the request waits for.
-    const std::int32_t max_hit = request.use_prefix_cache ? (num_known - 1) / config_.page_size : 0;
-    const PrefixProbe hit = tree_->probe(request.tokens.span(), max_hit);
-    if (needed - hit.num_locked_pages + reserve > available_pages()) return false;
-    prefix = tree_->lock_prefix(request.tokens.span(), max_hit);
-    hit_pages = hit.num_pages;
-  } else if (needed + reserve > available_pages()) {
-    return false;
+  for (;;) {
+    // A cheap bound first: at best all pages that are locked now are shared.
+    const std::int32_t locked = tree_ ? tree_->num_locked_pages() : 0;
+    if (needed - locked + reserve <= available_pages()) {
+      if (!tree_) break;
+      const PrefixProbe hit = tree_->probe(request.tokens.span(), max_hit);
+      hit_pages = hit.num_pages;
+      if (needed - hit.num_locked_pages + reserve <= available_pages()) break;
+    }
+    if (!sessions_.give_up_oldest()) return false;  // what only waits for its next turn goes before what could run
   }
+  if (tree_) prefix = tree_->lock_prefix(request.tokens.span(), max_hit);
+  if (request.options.session != 0) sessions_.resume(request.options.session);
 
   const std::int32_t hit_tokens = hit_pages * config_.page_size;
   path_pages_.clear();
@@ -143,14 +149,18 @@ bool Scheduler::admit(Request& request) {
   TOKENSPEED_INVARIANT(static_cast<std::int32_t>(path_pages_.size()) == hit_pages);
   RowLease row = rows_.lease();
   request.row = row.row();
-  must_dispatch(request, Admit{KvHold{std::move(row), std::move(prefix), OwnedPages(allocator_)}});
+  KvHold kv{std::move(row), std::move(prefix), OwnedPages(allocator_)};
+  const bool is_remote = request.options.role == Role::kDecode && request.awaits_remote;
+  if (is_remote) {
+    must_dispatch(request, Load{std::move(kv)});
+  } else {
+    must_dispatch(request, Admit{std::move(kv)});
+  }
   for (std::int32_t index = 0; index < hit_pages; ++index) set_table(request, index, path_pages_[static_cast<std::size_t>(index)]);
   request.num_table_pages = hit_pages;
   request.num_shared_pages = hit_pages;
   request.num_planned = hit_tokens;
   request.num_committed = hit_tokens;
-  request.promised_pages = needed - hit_pages;
-  promised_pages_ += request.promised_pages;
   if (!request.admitted_before) {
     request.admitted_before = true;
     request.num_cached_tokens = hit_tokens;
@@ -159,10 +169,18 @@ bool Scheduler::admit(Request& request) {
       counters_.prefix_hit_tokens += hit_tokens;
     }
   }
-  waiting_.erase(waiting_.begin());
-  TOKENSPEED_INVARIANT(running_.empty() || running_.back()->arrival < request.arrival);
-  running_.push_back(&request);
-  ++num_prefilling_;
+  if (is_remote) {
+    move_to(request, Place::kOutside);
+    const std::int32_t missing = pages_for(num_known) - hit_pages;
+    const std::int32_t taken = take_pages(request, missing);
+    TOKENSPEED_INVARIANT(taken == missing);
+    ++request.in_flight_transfers;
+    remote_prefills_.push_back({request.id, hit_tokens});
+    return true;
+  }
+  move_to(request, Place::kPrefilling);
+  request.promised_pages = needed - hit_pages;
+  promised_pages_ += request.promised_pages;
   return true;
 }
 
@@ -181,9 +199,14 @@ void Scheduler::plan_chunk(StepBuffers& out, Request& request, std::int32_t num_
   prefill_cost_left_ -= cost_of(request.num_planned, num_tokens);
   plan_row(out, request, num_tokens);
   if (request.num_planned == request.num_known()) {
-    forget_promise(request);
-    must_dispatch(request, LastChunkPlanned{});
-    --num_prefilling_;
+    if (request.options.role == Role::kPrefill) {
+      must_dispatch(request, HandOver{});
+      ++request.in_flight_transfers;
+      move_to(request, Place::kOutside);
+    } else {
+      must_dispatch(request, LastChunkPlanned{});
+      move_to(request, Place::kDecoding);
+    }
   }
 }
 
@@ -203,7 +226,10 @@ std::int32_t Scheduler::grow_for_prefill(Request& request, std::int32_t num_toke
 
 // Up to `count` pages, evicting cached ones when the free list is short. Returns how many.
 std::int32_t Scheduler::take_pages(Request& request, std::int32_t count) {
-  if (allocator_.num_free() < count && tree_) counters_.num_evicted_pages += tree_->evict(count - allocator_.num_free());
+  while (allocator_.num_free() < count && tree_) {
+    counters_.num_evicted_pages += tree_->evict(count - allocator_.num_free());
+    if (allocator_.num_free() >= count || !sessions_.give_up_oldest()) break;
+  }
   count = std::min(count, allocator_.num_free());
   KvHold& kv = *held_kv(request.state);
   allocator_.allocate_into(kv.pages, count);
@@ -217,14 +243,10 @@ std::int32_t Scheduler::take_pages(Request& request, std::int32_t count) {
 
 void Scheduler::retract_latest() {
   Request& victim = *running_.back();
-  running_.pop_back();
-  if (victim.is_prefilling()) --num_prefilling_;
-  forget_promise(victim);
   must_dispatch(victim, Retract{});
-  waiting_.emplace(victim.arrival, &victim);
-  ++num_draining_;
+  move_to(victim, Place::kRetracting);
   ++counters_.num_retractions;
-  if (victim.in_flight_steps == 0) drain(victim);
+  drain_when_idle(victim);
 }
 
 void Scheduler::plan_row(StepBuffers& out, Request& request, std::int32_t num_tokens) {

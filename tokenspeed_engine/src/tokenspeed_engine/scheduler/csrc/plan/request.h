@@ -13,6 +13,17 @@
 
 namespace tokenspeed {
 
+// Where the scheduler counts a request. It follows from the state, but for the two that both wait for their steps to end.
+enum class Place : std::int8_t {
+  kNowhere,     // over, or being made
+  kWaiting,     // in the queue
+  kPrefilling,  // among the running ones
+  kDecoding,    // among the running ones
+  kRetracting,  // in the queue; its pages come back with a commit
+  kDraining,    // its pages come back with a commit
+  kOutside,     // waits for another engine or for copies
+};
+
 struct Request {
   // What was asked for.
   std::int64_t id = 0;
@@ -26,6 +37,7 @@ struct Request {
   SequenceTokens tokens;  // prompt, then sampled tokens
 
   RequestState state{Submitted{}};
+  Place place = Place::kNowhere;
 
   // How far it has come since it was last admitted, in tokens of the sequence.
   std::int32_t num_planned = 0;    // in the cache once all planned steps have run
@@ -37,6 +49,9 @@ struct Request {
 
   std::int32_t in_flight_steps = 0;    // planned steps, not committed, that contain it
   std::int32_t in_flight_samples = 0;  // those of them that yield a token
+  std::int32_t in_flight_transfers = 0;  // copies, or a transport to another engine, that touch its own pages
+  bool awaits_remote = false;  // the other engine has its part still to do
+  bool is_kept = false;        // it ended well: its session may keep what it computed
   bool admitted_before = false;
   std::int32_t num_cached_tokens = 0;  // prompt tokens found in the prefix cache when it was first admitted
   std::int32_t num_computed_high_water = 0;  // most tokens that were ever planned: what lies below is recomputation

@@ -32,6 +32,7 @@ std::string SchedulerConfig::problem() const {
   if (max_in_flight_steps < 1) return at_least("max_in_flight_steps", 1, max_in_flight_steps);
   if (max_in_flight_steps > 64) return "max_in_flight_steps: expected at most 64, got " + std::to_string(max_in_flight_steps);
   if (max_step_cost < 0) return at_least("max_step_cost", 0, max_step_cost) + ". 0 means no bound";
+  if (session_ttl_us < 0) return at_least("session_ttl_us", 0, session_ttl_us) + ". 0 means that sessions keep nothing";
   if (context_cost_scale < 0) return at_least("context_cost_scale", 0, context_cost_scale) + ". 0 means that context is free";
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 4;
   if (max_model_len > most || page_size > most || max_num_batched_tokens > most || max_step_cost > most || context_cost_scale > most) {
@@ -91,7 +92,13 @@ SubmitStatus Scheduler::submit(std::int64_t request_id, std::span<const TokenId>
   request.options = options;
   request.stop_token_ids.assign(stop_token_ids.begin(), stop_token_ids.end());
   request.tokens = SequenceTokens(prompt, prompt.size() + static_cast<std::size_t>(max_new_tokens), request.arrival);
-  waiting_.emplace(request.arrival, &request);
+  if (options.role == Role::kLocal) {
+    move_to(request, Place::kWaiting);
+  } else {
+    request.awaits_remote = true;
+    request.state = Bootstrapping{};
+    move_to(request, Place::kOutside);
+  }
   ++counters_.num_submitted;
   return SubmitStatus::kOk;
 }
@@ -102,31 +109,47 @@ void Scheduler::advance_clock(std::int64_t now_us) {
                                 std::to_string(now_us) + ". Fix: use one monotonic clock, that of rank 0");
   }
   now_us_ = now_us;
+  if (sessions_.size() > 0) {
+    if (tree_) tree_->tick();
+    sessions_.expire(now_us);
+  }
 }
 
 AbortStatus Scheduler::abort(std::int64_t request_id) {
   const auto entry = requests_.find(request_id);
   if (entry == requests_.end()) return AbortStatus::kNotFound;
   Request& request = *entry->second;
-  const bool ran = request.is_prefilling() || request.is_decoding();
-  const bool was_retracting = request.is_retracting();
-  if (ran) forget_promise(request);
-  if (ran && request.is_prefilling()) --num_prefilling_;
   if (dispatch(request.state, Abort{})) return AbortStatus::kAlreadyEnded;  // draining or aborting: an error value, no more
   ++counters_.num_aborted;
   if (tree_) tree_->tick();
-  if (ran) {
-    leave_running(request);
-  } else {
-    waiting_.erase(request.arrival);
-  }
-  if (std::holds_alternative<Finished>(request.state)) {
-    requests_.erase(entry);
-  } else {
-    if (!was_retracting) ++num_draining_;
-    if (request.in_flight_steps == 0) drain(request);
-  }
+  end(request);
   return AbortStatus::kOk;
+}
+
+// Takes a request from one place to another, and with it what is counted there. The only function that does.
+void Scheduler::move_to(Request& request, Place place) {
+  const auto runs = [](Place p) { return p == Place::kPrefilling || p == Place::kDecoding; };
+  const auto waits = [](Place p) { return p == Place::kWaiting || p == Place::kRetracting; };
+  const auto drains = [](Place p) { return p == Place::kRetracting || p == Place::kDraining; };
+  const Place from = std::exchange(request.place, place);
+  if (from == Place::kPrefilling) {
+    forget_promise(request);
+    --num_prefilling_;
+  }
+  if (place == Place::kPrefilling) ++num_prefilling_;
+  if (runs(from) && !runs(place)) leave_running(request);
+  if (!runs(from) && runs(place)) enter_running(request);
+  if (waits(from) && !waits(place)) waiting_.erase(request.arrival);
+  if (!waits(from) && waits(place)) waiting_.emplace(request.arrival, &request);
+  num_draining_ += (drains(place) ? 1 : 0) - (drains(from) ? 1 : 0);
+  num_outside_ += (place == Place::kOutside ? 1 : 0) - (from == Place::kOutside ? 1 : 0);
+}
+
+// running_ is in order of arrival.
+void Scheduler::enter_running(Request& request) {
+  const auto place = std::lower_bound(running_.begin(), running_.end(), request.arrival,
+                                      [](const Request* r, std::uint64_t arrival) { return r->arrival < arrival; });
+  running_.insert(place, &request);
 }
 
 void Scheduler::leave_running(Request& request) {
@@ -141,20 +164,51 @@ void Scheduler::forget_promise(Request& request) {
   request.promised_pages = 0;
 }
 
-// No step in flight can write the request's pages any more: they go back, and with them its row.
+// The state says that the request is over: it is forgotten now, or once nothing in flight touches its pages.
+void Scheduler::end(Request& request) {
+  if (std::holds_alternative<Finished>(request.state)) {
+    move_to(request, Place::kNowhere);
+    requests_.erase(request.id);
+    return;
+  }
+  move_to(request, request.in_flight_transfers > 0 ? Place::kOutside : Place::kDraining);
+  drain_when_idle(request);
+}
+
+void Scheduler::drain_when_idle(Request& request) {
+  if (request.in_flight_steps == 0 && request.in_flight_transfers == 0) drain(request);
+}
+
+// Nothing in flight touches the request's pages any more: they go back, and with them its row.
 void Scheduler::drain(Request& request) {
-  TOKENSPEED_INVARIANT(request.in_flight_steps == 0);
+  TOKENSPEED_INVARIANT(request.in_flight_steps == 0 && request.in_flight_transfers == 0);
   std::fill_n(table_row(request.row), request.num_table_pages, -1);
   // Its row may get another request before the next plan, and one plan must not set an entry twice: devices apply updates in any order.
   std::erase_if(pending_updates_, [&](const PageUpdate& update) { return update.row == request.row; });
-  must_dispatch(request, Drained{});
-  --num_draining_;
+  const bool stays = request.is_kept && tree_ && request.options.session != 0 && config_.session_ttl_us > 0;
+  if (stays) {
+    must_dispatch(request, Park{});
+  } else {
+    must_dispatch(request, Drained{});
+  }
   request.row = -1;
   request.num_table_pages = 0;
   request.num_shared_pages = 0;
   request.num_planned = 0;
   request.num_committed = 0;
-  if (std::holds_alternative<Finished>(request.state)) requests_.erase(request.id);
+  if (std::holds_alternative<Retracted>(request.state)) {
+    move_to(request, Place::kWaiting);
+    return;
+  }
+  move_to(request, Place::kNowhere);
+  const auto entry = requests_.find(request.id);
+  if (stays) sessions_.park(std::move(entry->second), now_us_ + config_.session_ttl_us);
+  requests_.erase(entry);
+}
+
+bool Scheduler::end_session(std::int64_t session) {
+  if (tree_) tree_->tick();
+  return sessions_.resume(session);
 }
 
 std::int32_t Scheduler::available_pages() const noexcept {
@@ -169,6 +223,8 @@ void Scheduler::set_table(Request& request, std::int32_t index, PageId page) {
 std::int32_t Scheduler::flush_cache() {
   if (!tree_) return 0;
   tree_->tick();
+  while (sessions_.give_up_oldest()) {
+  }
   const std::int32_t flushed = tree_->evict(config_.num_pages);
   counters_.num_evicted_pages += flushed;
   return flushed;
@@ -183,6 +239,8 @@ SchedulerStats Scheduler::stats() const {
   stats.num_waiting = static_cast<std::int32_t>(waiting_.size());
   stats.num_running = static_cast<std::int32_t>(running_.size());
   stats.num_draining = num_draining_;
+  stats.num_outside = num_outside_;
+  stats.num_sessions = sessions_.size();
   stats.num_in_flight_steps = static_cast<std::int32_t>(next_step_ - oldest_open_step_);
   stats.num_steps = next_step_;
   return stats;

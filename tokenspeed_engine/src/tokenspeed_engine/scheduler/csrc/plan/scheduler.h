@@ -18,6 +18,7 @@
 #include "config.h"
 #include "options.h"
 #include "request.h"
+#include "sessions.h"
 #include "step.h"
 #include "transfers.h"
 
@@ -42,6 +43,22 @@ class Scheduler {
                       std::span<const TokenId> stop_token_ids, std::int64_t min_new_tokens, bool use_prefix_cache,
                       const RequestOptions& options = {});
   AbortStatus abort(std::int64_t request_id);
+
+  // What the transport to another engine tells (remote.cpp). An event that does not fit is a value, and changes nothing.
+  EventStatus bootstrapped(std::int64_t request_id);
+  EventStatus remote_prefill_done(std::int64_t request_id, TokenId first_token);
+  EventStatus transfer_succeeded(std::int64_t request_id);
+  EventStatus transfer_failed(std::int64_t request_id);
+  // The request's entries of the page table; empty when it holds none.
+  std::span<const PageId> pages_of(std::int64_t request_id) const;
+
+  // Releases what is kept for a conversation. False when nothing is.
+  bool end_session(std::int64_t session);
+
+  // No step is planned between the two; what is in flight ends, and everything else goes on being received.
+  void pause() noexcept { is_paused_ = true; }
+  void resume() noexcept { is_paused_ = false; }
+  bool is_paused() const noexcept { return is_paused_; }
 
   // The time, in microseconds of one clock that all ranks share: an input like any other. Throws std::invalid_argument backwards.
   void advance_clock(std::int64_t now_us);
@@ -95,8 +112,13 @@ class Scheduler {
   // scheduler.cpp
   template <class Event>
   void must_dispatch(Request& request, Event&& event);
+  void move_to(Request& request, Place place);
+  void end(Request& request);
+  void drain_when_idle(Request& request);
   void drain(Request& request);
+  void end_transfer(Request& request);
   void forget_promise(Request& request);
+  void enter_running(Request& request);
   void leave_running(Request& request);
   std::int32_t available_pages() const noexcept;
   std::int32_t pages_for(std::int32_t num_tokens) const noexcept {
@@ -116,18 +138,23 @@ class Scheduler {
   RowPool rows_;
   std::unordered_map<std::int64_t, std::unique_ptr<Request>> requests_;  // looked up by id, never walked to decide anything
 
+  SessionTable sessions_;
+
   std::vector<Request*> running_;               // prefilling or decoding, in order of arrival
   std::map<std::uint64_t, Request*> waiting_;   // submitted, retracting or retracted, by arrival
   std::uint64_t next_arrival_ = 0;
   std::int64_t now_us_ = 0;             // as of the last advance_clock
   std::int32_t num_prefilling_ = 0;
   std::int32_t num_draining_ = 0;    // retracting, draining or aborting: their pages come back with a commit
+  std::int32_t num_outside_ = 0;     // wait for another engine or for copies
+  bool is_paused_ = false;
   std::int32_t promised_pages_ = 0;  // sum over requests
   std::int64_t prefill_cost_left_ = 0;  // of the step that is being planned
 
   std::vector<std::int32_t> page_table_;
   std::vector<PageUpdate> pending_updates_;
   Transfers planned_transfers_;  // since the last take_transfers
+  std::vector<RemotePrefill> remote_prefills_;  // since the last take_transfers
 
   std::vector<std::shared_ptr<StepBuffers>> ring_;  // step n lives in ring_[n % size]
   std::int64_t next_step_ = 0;

@@ -9,7 +9,12 @@
 
 namespace tokenspeed {
 
-Transfers Scheduler::take_transfers() { return std::exchange(planned_transfers_, Transfers{}); }
+Transfers Scheduler::take_transfers() {
+  if (!remote_prefills_.empty()) {
+    planned_transfers_.remote_prefills = std::make_shared<const std::vector<RemotePrefill>>(std::exchange(remote_prefills_, {}));
+  }
+  return std::exchange(planned_transfers_, Transfers{});
+}
 
 std::int32_t Scheduler::complete_transfers(std::span<const std::int64_t> ids, std::span<const bool> ok) {
   if (ids.size() != ok.size()) {

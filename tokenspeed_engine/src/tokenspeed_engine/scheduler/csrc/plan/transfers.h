@@ -15,6 +15,13 @@ struct PagePair {
 };
 static_assert(sizeof(PagePair) == 2 * sizeof(std::int32_t));
 
+// A request whose pages another engine may write from now on, but for those of its first `num_cached_tokens`.
+struct RemotePrefill {
+  std::int64_t request_id;
+  std::int64_t num_cached_tokens;
+};
+static_assert(sizeof(RemotePrefill) == 2 * sizeof(std::int64_t));
+
 // Pages of one direction. Pairs with the same id are one transfer: they stand together, and end together.
 struct PageCopies {
   std::vector<PagePair> pairs;
@@ -31,6 +38,7 @@ struct PageCopies {
 struct Transfers {
   std::shared_ptr<const PageCopies> write_backs;  // device page to host page
   std::shared_ptr<const PageCopies> load_backs;   // host page to device page
+  std::shared_ptr<const std::vector<RemotePrefill>> remote_prefills;
 };
 
 }  // namespace tokenspeed

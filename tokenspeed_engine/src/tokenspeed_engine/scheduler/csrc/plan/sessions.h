@@ -1,0 +1,43 @@
+// Conversations between two turns: what their last request computed, kept for the next one while a tool runs.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "request.h"
+
+namespace tokenspeed {
+
+// Owns the last request of each session, in state Paused. Time is that of Scheduler::advance_clock; ties go by the order of parking.
+class SessionTable {
+ public:
+  // Keeps `request` until `expires_us`; what was kept for the session before is released.
+  void park(std::unique_ptr<Request> request, std::int64_t expires_us);
+  // The next turn is here: releases what was kept. False when nothing was.
+  bool resume(std::int64_t session);
+  // Releases all that is due at `now_us`. Returns how many.
+  std::int32_t expire(std::int64_t now_us);
+  // Releases the one that was parked first. False when there is none.
+  bool give_up_oldest();
+
+  std::int32_t size() const noexcept { return static_cast<std::int32_t>(by_session_.size()); }
+
+ private:
+  struct Entry {
+    std::unique_ptr<Request> request;
+    std::int64_t expires_us;
+    std::uint64_t number;  // order of parking
+  };
+  using Entries = std::map<std::int64_t, Entry>;
+  void forget(Entries::iterator entry);
+
+  Entries by_session_;
+  std::map<std::uint64_t, std::int64_t> by_number_;                                // number to session
+  std::set<std::pair<std::int64_t, std::uint64_t>> by_expiry_;                    // (expires_us, number)
+  std::uint64_t next_number_ = 0;
+};
+
+}  // namespace tokenspeed

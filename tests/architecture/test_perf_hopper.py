@@ -8,7 +8,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ _RATES = {"read_bytes_per_s": 4.5e12, "bf16_flops_per_s": 780e12, "fp8_flops_per
 
 
 @pytest.fixture
-def hopper(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def hopper(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Imports a module of perf/hopper."""
     monkeypatch.syspath_prepend(str(repository))
-    yield lambda name: importlib.import_module(f"perf.hopper.{name}")
+    return lambda name: importlib.import_module(f"perf.hopper.{name}")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpre
 
 def test_every_op_has_cases() -> None:
     assert {case.op.partition(".")[2] for case in CASES} == {
-        "write_kv", "write_scaled_kv", "quantize_kv", "copy_pages", "transfer_pages",
+        "write_kv", "write_scaled_kv", "quantize_kv", "rope_write_kv", "copy_pages", "transfer_pages",
     }  # fmt: skip
 
 

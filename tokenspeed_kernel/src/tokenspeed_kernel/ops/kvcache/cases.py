@@ -11,6 +11,7 @@ import torch
 
 from tokenspeed_kernel.case import Case
 from tokenspeed_kernel.ops.kvcache.contract import COPY_PAGES, QUANTIZE_KV, TRANSFER_PAGES, WRITE_KV, WRITE_SCALED_KV
+from tokenspeed_kernel.ops.kvcache.rope_write_cases import ROPE_WRITE_CASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,5 +231,6 @@ CASES: Final = (
              bench=pages.bench)
         for pages in (*PAGES, *OVERLAPPING, _PAGES_BENCH)
     ),
+    *ROPE_WRITE_CASES,
 )  # fmt: skip
 """Every kernel of the family meets these."""

@@ -9,7 +9,15 @@ import torch
 
 from tokenspeed_kernel.case import Case
 from tokenspeed_kernel.ops.kvcache.cases import Pages, Shape, inputs, page_inputs, scaled_inputs
-from tokenspeed_kernel.ops.kvcache.contract import COPY_PAGES, QUANTIZE_KV, TRANSFER_PAGES, WRITE_KV, WRITE_SCALED_KV
+from tokenspeed_kernel.ops.kvcache.contract import (
+    COPY_PAGES,
+    QUANTIZE_KV,
+    ROPE_WRITE_KV,
+    TRANSFER_PAGES,
+    WRITE_KV,
+    WRITE_SCALED_KV,
+)
+from tokenspeed_kernel.ops.kvcache.rope_write_cases import random_rope_write
 from tokenspeed_kernel.ops.random_shapes import random_size
 
 __all__ = ["RANDOM"]
@@ -59,6 +67,7 @@ RANDOM: Final = {
     WRITE_KV.name: _write_kv,
     WRITE_SCALED_KV.name: lambda rng: _scaled(rng, paged=True),
     QUANTIZE_KV.name: lambda rng: _scaled(rng, paged=False),
+    ROPE_WRITE_KV.name: random_rope_write,
     COPY_PAGES.name: lambda rng: _pages(rng, transfer=False),
     TRANSFER_PAGES.name: lambda rng: _pages(rng, transfer=True),
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from tokenspeed_kernel.ops.rope import reference as rope
+
 
 def write_kv(
     k: torch.Tensor,
@@ -32,6 +34,29 @@ def write_scaled_kv(
 ) -> None:
     """Store each token's scaled key and value in its slot; see the public op for the contract."""
     write_kv(_scaled(k, k_scale), _scaled(v, v_scale), k_cache, v_cache, slot_mapping)
+
+
+def rope_write_kv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    interleaved: bool = False,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    q_out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rotate, then store; see the public op for the contract."""
+    rotated_q, rotated_k = rope.apply_rope(q, k, positions, cos_sin_cache, interleaved=interleaved, q_out=q_out)
+    if k_scale is None or v_scale is None:
+        write_kv(rotated_k, v, k_cache, v_cache, slot_mapping)
+    else:
+        write_scaled_kv(rotated_k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    return rotated_q
 
 
 def quantize_kv(

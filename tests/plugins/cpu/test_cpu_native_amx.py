@@ -1,4 +1,4 @@
-"""AMX: no machine here has it. Its code is run with emulated tiles, and the compiled module is looked at for the real ones."""
+"""AMX, which few machines have: its code is run with emulated tiles, and the compiled module is looked at for the real ones."""
 
 from __future__ import annotations
 

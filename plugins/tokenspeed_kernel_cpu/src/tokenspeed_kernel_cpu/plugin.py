@@ -72,7 +72,7 @@ PLUGIN: Final = Plugin(
             Signature.product(weight=(*_GGUF, *_GROUPED)),
             # Activations are rounded to 8 bits: only for a caller that allows it.
             {"round_activations": OneOf(True)},
-            Verified(VerifiedBy.COMPILED, "x86-64 AMX-INT8", "machine code, and the same bits with emulated tiles"),
+            Verified(VerifiedBy.SILICON, "x86-64 AMX-INT8", "the same bits as AVX512_VNNI"),
         ),
         _spec(
             "gemm.pack_weight",

@@ -33,7 +33,7 @@ std::vector<const KernelTable*> find_tables() {
   found.insert(found.begin(), &kAvx512);
   if (!__builtin_cpu_supports("avx512vnni")) return found;
   found.insert(found.begin(), &kAvx512Vnni);
-  // Nobody has run the tiles on such a processor yet: they are taken only where they show here that they compute the same.
+  // Few machines have tiles, and each kind of them may differ: they are taken only where they show here that they compute the same.
   if (may_use_tiles() && same_products(kAmx.quantized, kAvx512Vnni.quantized)) found.insert(found.begin(), &kAmx);
   return found;
 }

@@ -6,7 +6,7 @@ from typing import Final
 
 from tokenspeed_kernel.ops.gemm.contract import GROUPED_MM_CONTIGUOUS, GROUPED_MM_MASKED, MM
 from tokenspeed_kernel.signature import Signature
-from tokenspeed_kernel.spec import Band, Capability, KernelSpec, Library
+from tokenspeed_kernel.spec import Band, Capability, KernelSpec, Library, Verified, VerifiedBy
 
 __all__ = ["BLOCK_FP8_SPECS"]
 
@@ -29,6 +29,7 @@ def _deep_gemm(op: str, formats: tuple[Signature, ...]) -> KernelSpec:
         capability=_HOPPER,
         formats=formats,
         requires=(_DEEP_GEMM,),
+        verified=(Verified(VerifiedBy.SILICON, "H200 (sm_90)", "tokenspeed-deepgemm 2.5.0"),),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenspeed_kernel.ops.norm.contract import FUSED_ADD_RMS_NORM, RMS_NORM
 from tokenspeed_kernel.signature import Signature
-from tokenspeed_kernel.spec import Band, Capability, KernelSpec, Library
+from tokenspeed_kernel.spec import Band, Capability, KernelSpec, Library, Verified, VerifiedBy
 
 __all__ = ["SPECS"]
 
@@ -23,6 +23,7 @@ SPECS = tuple(
         formats=Signature.same(contract.operands, _FORMATS),
         requires=(Library("flashinfer", "flashinfer-python", ">=0.7.2"),),
         graph_safe=True,
+        verified=(Verified(VerifiedBy.SILICON, "H200 (sm_90)", "flashinfer-python 0.7.2.post1"),),
     )
     for contract, function in ((RMS_NORM, "rms_norm"), (FUSED_ADD_RMS_NORM, "fused_add_rms_norm"))
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tokenspeed_kernel.signature import Signature
-from tokenspeed_kernel.spec import Band, Capability, KernelSpec, Library
+from tokenspeed_kernel.spec import Band, Capability, KernelSpec, Library, Verified, VerifiedBy
 from tokenspeed_kernel.traits import OneOf
 
 __all__ = ["SPECS"]
@@ -27,6 +27,7 @@ def _flashinfer(op: str) -> KernelSpec:
         traits=_DIMS,
         requires=(_FLASHINFER,),
         graph_safe=False,  # it plans on the host, which waits for the device
+        verified=(Verified(VerifiedBy.SILICON, "H200 (sm_90)", "flashinfer-python 0.7.2.post1, bf16"),),
     )
 
 
@@ -44,6 +45,7 @@ SPECS: Final = (
         # Its wheel names a torch of its own: pip install --no-deps sgl-flash-mla.
         requires=(Library("flash_mla", "sgl-flash-mla"),),
         graph_safe=False,  # with several queries a request it looks at the page table on the host
+        verified=(Verified(VerifiedBy.SILICON, "H200 (sm_90)", "sgl-flash-mla 1.0.0"),),
     ),
     _flashinfer("mla_decode"),
     _flashinfer("mla_extend"),

@@ -54,6 +54,10 @@ void OwnedPages::append(OwnedPages&& more) {
 OwnedPages OwnedPages::take_front(std::int32_t count) {
   TOKENSPEED_INVARIANT(allocator_ != nullptr && count >= 0 && count <= size());
   OwnedPages front(*allocator_);
+  if (count == size()) {
+    front.ids_.swap(ids_);
+    return front;
+  }
   front.ids_.assign(ids_.begin(), ids_.begin() + count);
   ids_.erase(ids_.begin(), ids_.begin() + count);
   return front;

@@ -1,3 +1,4 @@
+// Walks, growth, splits and locks.
 #include "radix_tree.h"
 
 #include <algorithm>
@@ -8,9 +9,20 @@
 namespace tokenspeed {
 
 namespace {
-// A node grows in place up to this size; then its continuation becomes a child. It bounds what growing ever copies: without it, the
-// first page that a request with a 32,768-token prompt decodes would copy the whole prompt's node, 80 us in one commit.
-constexpr std::size_t kGrowingTokens = 256;
+// Moves all behind the first `count` elements out of `from`; copies the shorter part.
+template <class T>
+std::vector<T> cut_front(std::vector<T>& from, std::size_t count) {
+  const auto cut = from.begin() + static_cast<std::ptrdiff_t>(count);
+  if (count <= from.size() / 2) {
+    std::vector<T> front(from.begin(), cut);
+    from.erase(from.begin(), cut);
+    return front;
+  }
+  std::vector<T> back(cut, from.end());
+  from.resize(count);
+  std::swap(from, back);
+  return back;
+}
 }  // namespace
 
 namespace detail {
@@ -33,50 +45,52 @@ bool FirstPageLess::operator()(std::span<const TokenId> page, const std::unique_
 
 }  // namespace detail
 
-NodeRef::NodeRef(RadixTree& tree, detail::RadixNode& node) noexcept : tree_(&tree), node_(&node) { tree.lock(&node); }
-
-NodeRef::NodeRef(NodeRef&& other) noexcept
-    : tree_(std::exchange(other.tree_, nullptr)), node_(std::exchange(other.node_, nullptr)) {}
-
-NodeRef& NodeRef::operator=(NodeRef&& other) noexcept {
-  if (this != &other) {
-    release();
-    tree_ = std::exchange(other.tree_, nullptr);
-    node_ = std::exchange(other.node_, nullptr);
-  }
-  return *this;
-}
-
-void NodeRef::release() noexcept {
-  if (tree_ != nullptr) tree_->unlock(node_);
-  tree_ = nullptr;
-  node_ = nullptr;
-}
-
-void NodeRef::append_path_pages(std::vector<PageId>& out) const {
-  std::vector<const detail::RadixNode*> path;
-  for (const detail::RadixNode* node = node_; node != nullptr; node = node->parent) path.push_back(node);
-  for (auto node = path.rbegin(); node != path.rend(); ++node) {
-    const std::span<const PageId> pages = (*node)->pages.ids();
-    out.insert(out.end(), pages.begin(), pages.end());
-  }
-}
-
-RadixTree::RadixTree(PageAllocator& allocator, std::int32_t page_size)
-    : allocator_(allocator), page_size_(static_cast<std::size_t>(page_size)) {
+RadixTree::RadixTree(PageAllocator& device, std::int32_t page_size, const RadixTreeOptions& options)
+    : device_(device),
+      host_(options.host),
+      events_(options.events),
+      external_store_(options.external_store),
+      page_size_(static_cast<std::size_t>(page_size)) {
   TOKENSPEED_INVARIANT(page_size > 0);
-  root_ = std::make_unique<Node>(allocator_, page_size_, nullptr, next_construction_number_++);
+  default_root_ = &root_of("");
 }
 
 RadixTree::~RadixTree() {
   // A long conversation is a deep chain: take the tree apart with a list, not by recursion.
   std::vector<std::unique_ptr<Node>> todo;
-  todo.push_back(std::move(root_));
+  for (auto& [salt, root] : roots_) todo.push_back(std::move(root));
   while (!todo.empty()) {
     std::unique_ptr<Node> node = std::move(todo.back());
     todo.pop_back();
     while (!node->children.empty()) todo.push_back(std::move(node->children.extract(node->children.begin()).value()));
   }
+}
+
+const detail::RadixNode* RadixTree::find_root(std::string_view salt) const {
+  if (salt.empty()) return default_root_;
+  const auto found = roots_.find(salt);
+  return found == roots_.end() ? nullptr : found->second.get();
+}
+
+detail::RadixNode& RadixTree::root_of(std::string_view salt) {
+  auto entry = roots_.find(salt);
+  if (entry == roots_.end()) {
+    entry = roots_.emplace(salt, make_node(nullptr)).first;
+    entry->second->salt = salt;
+  }
+  return *entry->second;
+}
+
+std::unique_ptr<detail::RadixNode> RadixTree::make_node(Node* parent) {
+  return std::make_unique<Node>(device_, host_ != nullptr ? *host_ : device_, page_size_, parent, next_construction_number_++);
+}
+
+void RadixTree::drop_unused_root(Node& root) {
+  if (&root != default_root_ && root.children.empty() && root.locks == 0 && root.keeps == 0) roots_.erase(roots_.find(root.salt));
+}
+
+std::span<const TokenId> RadixTree::whole_pages(std::span<const TokenId> tokens, std::int32_t max_pages) const {
+  return tokens.first(std::min(tokens.size() / page_size_, static_cast<std::size_t>(max_pages)) * page_size_);
 }
 
 std::int32_t RadixTree::common_pages(const Node& node, std::span<const TokenId> tokens) const {
@@ -92,26 +106,38 @@ detail::RadixNode* RadixTree::find_child(const Node& node, std::span<const Token
   return child == node.children.end() ? nullptr : child->get();
 }
 
-PrefixProbe RadixTree::probe(std::span<const TokenId> tokens, std::int32_t max_pages) const {
-  tokens = tokens.first(std::min(tokens.size() / page_size_, static_cast<std::size_t>(max_pages)) * page_size_);
+PrefixProbe RadixTree::probe(std::span<const TokenId> tokens, std::int32_t max_pages, std::string_view salt) const {
   PrefixProbe hit;
-  for (const Node* node = find_child(*root_, tokens); node != nullptr; node = find_child(*node, tokens)) {
+  const Node* node = find_root(salt);
+  if (node == nullptr) return hit;
+  tokens = whole_pages(tokens, max_pages);
+  bool behind_device = false;
+  while ((node = find_child(*node, tokens)) != nullptr) {
     const std::int32_t common = common_pages(*node, tokens);
-    hit.num_pages += common;
-    if (node->locks > 0) hit.num_locked_pages += common;
-    if (common < node->pages.size()) break;
+    behind_device = behind_device || !device_ready(*node);
+    if (!behind_device) {
+      hit.num_pages += common;
+      if (node->locks > 0) hit.num_locked_pages += common;
+    } else if (is_loading(*node)) {
+      hit.num_loading_pages += common;
+    } else {
+      hit.num_host_pages += common;
+      if (!node->on_device()) hit.num_load_pages += common;
+    }
+    if (common < pages_of(*node)) break;
     tokens = tokens.subspan(node->tokens.size());
   }
   return hit;
 }
 
-NodeRef RadixTree::lock_prefix(std::span<const TokenId> tokens, std::int32_t max_pages) {
-  tokens = tokens.first(std::min(tokens.size() / page_size_, static_cast<std::size_t>(max_pages)) * page_size_);
-  Node* last = root_.get();
+NodeRef RadixTree::lock_prefix(std::span<const TokenId> tokens, std::int32_t max_pages, std::string_view salt, Tier through) {
+  tokens = whole_pages(tokens, max_pages);
+  Node* last = salt.empty() ? default_root_ : &root_of(salt);
   while (Node* node = find_child(*last, tokens)) {
+    if (through == Tier::kDevice && !device_ready(*node)) break;
     const std::int32_t common = common_pages(*node, tokens);
-    if (common < node->pages.size()) {
-      last = split(*node, common);
+    if (common < pages_of(*node)) {
+      last = &split(*node, common);
       break;
     }
     last = node;
@@ -120,104 +146,157 @@ NodeRef RadixTree::lock_prefix(std::span<const TokenId> tokens, std::int32_t max
   return NodeRef(*this, *last);
 }
 
-void RadixTree::extend(NodeRef& at, std::span<const TokenId> tokens, OwnedPages&& pages, std::vector<PageReplacement>& replaced) {
+// Nobody else relies on where such a node ends, so it can grow: decoding does not make a node for each page.
+bool RadixTree::can_grow(const Node& node) const noexcept {
+  return !node.is_root() && node.locks == 1 && node.children.empty() && node.host_pages.empty();
+}
+
+std::int32_t RadixTree::extend(NodeRef& at, std::span<const TokenId> tokens, OwnedPages& pages, std::vector<PageReplacement>& replaced) {
   TOKENSPEED_INVARIANT(at.tree_ == this);
-  TOKENSPEED_INVARIANT(tokens.size() == static_cast<std::size_t>(pages.size()) * page_size_);
-  std::int32_t index = 0;
+  TOKENSPEED_INVARIANT(tokens.size() % page_size_ == 0 && tokens.size() / page_size_ <= static_cast<std::size_t>(pages.size()));
+  std::int32_t taken = 0;
   while (!tokens.empty()) {
     Node& node = *at.node_;
     Node* child = find_child(node, tokens);
     if (child == nullptr) {
-      const bool is_only_ours = &node != root_.get() && node.locks == 1 && node.children.empty();
-      if (is_only_ours && node.tokens.size() + tokens.size() <= kGrowingTokens) {
-        // Nobody else relies on where this node ends, so it can grow in place: decoding does not make a node for each page.
+      const auto count = static_cast<std::int32_t>(tokens.size() / page_size_);
+      if (can_grow(node) && node.tokens.size() + tokens.size() <= kGrowingTokens) {
+        const std::int32_t first = pages_of(node);
         node.tokens.insert(node.tokens.end(), tokens.begin(), tokens.end());
-        num_pages_ += pages.size();
-        num_locked_pages_ += pages.size();
-        node.pages.append(std::move(pages));
+        num_pages_ += count;
+        num_locked_pages_ += count;
+        node.pages.append(pages.take_front(count));
+        tell_stored(node, first, count, Tier::kDevice);
       } else {
-        at = NodeRef(*this, *add_child(node, tokens, std::move(pages)));
+        at = NodeRef(*this, add_child(node, tokens));
+        give_device_pages(*at.node_, pages.take_front(count));
+        tell_stored(*at.node_, 0, count, Tier::kDevice);
       }
-      return;
+      return taken + count;
     }
+    if (is_loading(*child)) return taken;
     const std::int32_t common = common_pages(*child, tokens);
-    if (common < child->pages.size()) child = split(*child, common);
-    for (const PageId page : child->pages.ids()) replaced.push_back({index++, page});
-    pages.take_front(common).release();
-    tokens = tokens.subspan(static_cast<std::size_t>(common) * page_size_);
+    if (common < pages_of(*child)) child = &split(*child, common);
     at = NodeRef(*this, *child);  // the child is locked before the old reference goes
-  }
-}
-
-std::int32_t RadixTree::evict(std::int32_t max_pages) {
-  std::int32_t evicted = 0;
-  while (evicted < max_pages && !evictable_leaves_.empty()) {
-    Node* leaf = *evictable_leaves_.begin();
-    const std::int32_t count = std::min(max_pages - evicted, leaf->pages.size());
-    evicted += count;
-    num_pages_ -= count;
-    if (count < leaf->pages.size()) {
-      leaf->pages.take_back(count).release();
-      leaf->tokens.resize(static_cast<std::size_t>(leaf->pages.size()) * page_size_);
-      break;
+    OwnedPages ours = pages.take_front(common);
+    if (child->on_device()) {
+      for (const PageId page : child->pages.ids()) replaced.push_back({taken++, page});
+    } else {
+      give_device_pages(*child, std::move(ours));
+      tell_stored(*child, 0, common, Tier::kDevice);
+      taken += common;
     }
-    Node* parent = leaf->parent;
-    evictable_leaves_.erase(evictable_leaves_.begin());
-    parent->children.erase(parent->children.find(first_page(*leaf)));  // destroys the node, which gives its pages back
-    --num_nodes_;
-    if (parent != root_.get() && parent->children.empty() && parent->locks == 0) evictable_leaves_.insert(parent);
+    tokens = tokens.subspan(static_cast<std::size_t>(common) * page_size_);
   }
-  return evicted;
+  return taken;
 }
 
-detail::RadixNode* RadixTree::add_child(Node& parent, std::span<const TokenId> tokens, OwnedPages&& pages) {
-  auto child = std::make_unique<Node>(allocator_, page_size_, &parent, next_construction_number_++);
+detail::RadixNode& RadixTree::add_child(Node& parent, std::span<const TokenId> tokens) {
+  auto child = make_node(&parent);
   if (tokens.size() < kGrowingTokens) child->tokens.reserve(kGrowingTokens);
   child->tokens.assign(tokens.begin(), tokens.end());
-  child->pages = std::move(pages);
-  num_pages_ += child->pages.size();
+  child->last_use = now_;
   ++num_nodes_;
-  Node* added = child.get();
-  TOKENSPEED_INVARIANT(parent.locks > 0);  // else the parent might stand among the evictable leaves
+  Node& added = *child;
   parent.children.insert(std::move(child));
   return added;
 }
 
-detail::RadixNode* RadixTree::split(Node& node, std::int32_t num_pages) {
-  TOKENSPEED_INVARIANT(num_pages > 0 && num_pages < node.pages.size());
+detail::RadixNode& RadixTree::split(Node& node, std::int32_t num_pages) {
+  TOKENSPEED_INVARIANT(num_pages > 0 && num_pages < pages_of(node));
   Node& parent = *node.parent;
   auto extracted = parent.children.extract(parent.children.find(first_page(node)));
-  auto upper = std::make_unique<Node>(allocator_, page_size_, &parent, next_construction_number_++);
-  const auto cut = node.tokens.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(num_pages) * page_size_);
-  upper->tokens.assign(node.tokens.begin(), cut);
-  node.tokens.erase(node.tokens.begin(), cut);
-  upper->pages = node.pages.take_front(num_pages);
-  upper->last_use = node.last_use;
-  upper->locks = node.locks > 0 ? 1 : 0;  // its one child; the parent goes on counting one locked child
-  node.parent = upper.get();
-  upper->children.insert(std::move(extracted));
+  auto made = make_node(&parent);
+  Node& upper = *made;
+  upper.tokens = cut_front(node.tokens, static_cast<std::size_t>(num_pages) * page_size_);
+  upper.hashes = cut_front(node.hashes, std::min(node.hashes.size(), static_cast<std::size_t>(num_pages)));
+  if (node.on_device()) upper.pages = node.pages.take_front(num_pages);
+  if (!node.host_pages.empty()) upper.host_pages = node.host_pages.take_front(num_pages);
+  upper.last_use = node.last_use;
+  upper.locks = node.locks > 0 ? 1 : 0;  // its one child; the parent goes on counting one locked child
+  upper.keeps = node.keeps > 0 ? 1 : 0;
+  upper.device_children = node.on_device() ? 1 : 0;
+  upper.counts_as_clean = node.counts_as_clean;
+  upper.is_stored = node.is_stored;
+  upper.transfer = node.transfer;
+  upper.store = node.store;
+  for (detail::TransferRecord* record : {node.transfer, node.store}) {
+    if (record != nullptr) record->nodes.insert(std::find(record->nodes.begin(), record->nodes.end(), &node), &upper);
+  }
+  node.parent = &upper;
+  upper.children.insert(std::move(extracted));
   ++num_nodes_;
-  Node* added = upper.get();
-  parent.children.insert(std::move(upper));
-  return added;
+  parent.children.insert(std::move(made));
+  reindex(upper);
+  return upper;
 }
 
-void RadixTree::lock(Node* node) noexcept {
+void RadixTree::give_device_pages(Node& node, OwnedPages&& pages) {
+  TOKENSPEED_INVARIANT(!node.on_device() && pages.size() == pages_of(node));
+  num_pages_ += pages.size();
+  if (node.locks > 0) num_locked_pages_ += pages.size();
+  node.pages = std::move(pages);
+  ++node.parent->device_children;
+  reindex(node);
+  reindex(*node.parent);
+}
+
+void RadixTree::take_device_pages(Node& node) {
+  num_pages_ -= node.pages.size();
+  if (node.locks > 0) num_locked_pages_ -= node.pages.size();
+  node.pages.release();
+  --node.parent->device_children;
+  reindex(node);
+  reindex(*node.parent);
+}
+
+void RadixTree::touch(Node& node, std::uint64_t stamp) noexcept {
+  if (stamp <= node.last_use) return;
+  // Only locked nodes are touched, and those stand in no order but this one.
+  if (node.is_duplicate) duplicates_.erase(&node);
+  node.last_use = stamp;
+  if (node.is_duplicate) duplicates_.insert(&node);
+}
+
+void RadixTree::lock(Node* node, std::uint64_t stamp) noexcept {
   for (; node != nullptr; node = node->parent) {
-    if (node->locks++ > 0) return;
-    if (node == root_.get()) return;
+    if (node->locks++ > 0) {
+      touch(*node, stamp);
+      return;
+    }
+    if (node->is_root()) return;
     num_locked_pages_ += node->pages.size();
-    if (node->children.empty()) evictable_leaves_.erase(node);
+    reindex(*node);
+    touch(*node, stamp);
   }
 }
 
-void RadixTree::unlock(Node* node) noexcept {
-  for (; node != nullptr; node = node->parent) {
+void RadixTree::unlock(Node* node, std::uint64_t stamp) noexcept {
+  for (Node* parent = nullptr; node != nullptr; node = parent) {
+    parent = node->parent;
+    touch(*node, stamp);
+    stamp = std::max(stamp, node->last_use);  // what was used at the end of a path was used before it too
     if (--node->locks > 0) return;
-    if (node == root_.get()) return;
+    if (node->is_root()) {
+      drop_unused_root(*node);
+      return;
+    }
     num_locked_pages_ -= node->pages.size();
-    node->last_use = now_;
-    if (node->children.empty()) evictable_leaves_.insert(node);
+    reindex(*node);
+  }
+}
+
+void RadixTree::change_keeps(Node* node, std::int32_t by) noexcept {
+  for (Node* parent = nullptr; node != nullptr; node = parent) {
+    parent = node->parent;
+    const bool was_kept = node->keeps > 0;
+    node->keeps += by;
+    if (was_kept == (node->keeps > 0)) return;
+    if (node->is_root()) {
+      drop_unused_root(*node);
+      return;
+    }
+    reindex(*node);
   }
 }
 

@@ -6,14 +6,9 @@
 #include <span>
 #include <vector>
 
-namespace tokenspeed {
+#include "../cache/transfer.h"
 
-// One page to copy: page `from` of one pool to page `to` of the other.
-struct PagePair {
-  std::int32_t from;
-  std::int32_t to;
-};
-static_assert(sizeof(PagePair) == 2 * sizeof(std::int32_t));
+namespace tokenspeed {
 
 // A request whose pages another engine may write from now on, but for those of its first `num_cached_tokens`.
 struct RemotePrefill {

@@ -1,0 +1,79 @@
+// A node of the prefix cache: a run of pages, and where their keys and values are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "block_hash.h"
+#include "page_allocator.h"
+#include "token.h"
+
+namespace tokenspeed::detail {
+
+struct RadixNode;
+struct TransferRecord;
+
+// Orders siblings by the tokens of their first page, which never change while a node is in its parent's set.
+struct FirstPageLess {
+  using is_transparent = void;
+  std::size_t page_size;
+  bool operator()(const std::unique_ptr<RadixNode>& a, const std::unique_ptr<RadixNode>& b) const;
+  bool operator()(const std::unique_ptr<RadixNode>& a, std::span<const TokenId> page) const;
+  bool operator()(std::span<const TokenId> page, const std::unique_ptr<RadixNode>& b) const;
+};
+
+// In which order of eviction a node stands. A node is in one at most, besides the index of duplicates.
+enum class EvictionPlace : std::int8_t {
+  kNone,
+  kDirtyLeaf,  // on the device alone, no child on the device, unlocked
+  kCleanLeaf,  // the same with a copy on the host
+  kHostLeaf,   // on the host alone, no child at all, unlocked
+};
+
+struct RadixNode {
+  RadixNode(PageAllocator& device, PageAllocator& host, std::size_t page_size, RadixNode* parent_node, std::uint64_t number)
+      : parent(parent_node), pages(device), host_pages(host), children(FirstPageLess{page_size}), construction_number(number) {}
+
+  RadixNode* parent;            // null for the root of a salt
+  std::vector<TokenId> tokens;  // page_size for each page
+  // One page in each of these for each page of tokens, or none: a node is on the device, on the host, or on both.
+  OwnedPages pages;
+  OwnedPages host_pages;
+  std::set<std::unique_ptr<RadixNode>, FirstPageLess> children;
+  std::uint64_t construction_number;
+  std::uint64_t last_use = 0;
+  std::int32_t locks = 0;            // references to this node, transfers of it, plus children that are locked
+  std::int32_t keeps = 0;            // the same for references that only need some copy to stay
+  std::int32_t device_children = 0;  // children that hold device pages, valid or on their way
+  EvictionPlace place = EvictionPlace::kNone;
+  bool is_duplicate = false;       // among the host copies that the device makes redundant
+  bool counts_as_clean = false;    // its pages are in the tree's count of unlocked pages with a host copy
+  bool is_stored = false;          // its pages were given to the external store
+  bool waits_for_store = false;    // in the index of what the external store lacks
+  TransferRecord* transfer = nullptr;  // between the tiers, in flight; the pages on the receiving side are not valid yet
+  TransferRecord* store = nullptr;     // to the external store, in flight
+  std::string salt;                    // of a root
+  std::vector<BlockHash> hashes;       // of the first hashes.size() pages; computed when somebody asks
+
+  bool is_root() const noexcept { return parent == nullptr; }
+  bool on_device() const noexcept { return !pages.empty(); }
+};
+
+// Least recently used first; equal times in the order of construction: never an address, a hash or a clock.
+struct LeastRecentlyUsedFirst {
+  bool operator()(const RadixNode* a, const RadixNode* b) const noexcept {
+    if (a->last_use != b->last_use) return a->last_use < b->last_use;
+    return a->construction_number < b->construction_number;
+  }
+};
+
+struct ConstructedFirst {
+  bool operator()(const RadixNode* a, const RadixNode* b) const noexcept { return a->construction_number < b->construction_number; }
+};
+
+}  // namespace tokenspeed::detail

@@ -39,6 +39,13 @@ def _runs(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[_R
             yield _Run(len(members), queries, keys, members[0][2], members[0][3])
 
 
+def _split(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """A view of [count * tokens, ...] as [count, tokens, ...], whatever the strides."""
+    return rows.as_strided(
+        (count, rows.shape[0] // count, *rows.shape[1:]), (rows.stride(0) * (rows.shape[0] // count), *rows.stride())
+    )
+
+
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool, lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -85,14 +92,14 @@ def mha_prefill(
         shared = max(0, run.keys - run.queries) if causal else 0  # keys that every query sees
         query_slice = slice(run.first_query, run.first_query + run.count * run.queries)
         key_slice = slice(run.first_key, run.first_key + run.count * run.keys)
-        queries = q[query_slice].unflatten(0, (run.count, run.queries))[:, blind:]
-        keys, values = (x[key_slice].unflatten(0, (run.count, run.keys)) for x in (k, v))
+        queries = _split(q[query_slice], run.count)[:, blind:]
+        keys, values = (_split(x[key_slice], run.count) for x in (k, v))
         want_lse = return_lse or shared > 0
         got = _attend(queries, keys[:, shared:], values[:, shared:], scale, causal=causal, lse=want_lse)
         if shared:
             before = _attend(queries, keys[:, :shared], values[:, :shared], scale, causal=False, lse=True)
             got = _merge(before, got)
-        result[query_slice].unflatten(0, (run.count, run.queries))[:, blind:] = got[0]
+        _split(result[query_slice], run.count)[:, blind:] = got[0]
         if result_lse is not None:
-            result_lse[query_slice].unflatten(0, (run.count, run.queries))[:, blind:] = got[1]
+            _split(result_lse[query_slice], run.count)[:, blind:] = got[1]
     return result if result_lse is None else (result, result_lse)

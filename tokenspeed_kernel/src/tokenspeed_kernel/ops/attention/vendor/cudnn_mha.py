@@ -95,11 +95,13 @@ def mha_prefill(
         queries = _split(q[query_slice], run.count)[:, blind:]
         keys, values = (_split(x[key_slice], run.count) for x in (k, v))
         want_lse = return_lse or shared > 0
-        got = _attend(queries, keys[:, shared:], values[:, shared:], scale, causal=causal, lse=want_lse)
+        got: tuple[torch.Tensor, torch.Tensor | None] = _attend(
+            queries, keys[:, shared:], values[:, shared:], scale, causal=causal, lse=want_lse
+        )
         if shared:
             before = _attend(queries, keys[:, :shared], values[:, :shared], scale, causal=False, lse=True)
             got = _merge(before, got)
         _split(result[query_slice], run.count)[:, blind:] = got[0]
-        if result_lse is not None:
+        if result_lse is not None and got[1] is not None:
             _split(result_lse[query_slice], run.count)[:, blind:] = got[1]
     return result if result_lse is None else (result, result_lse)

@@ -25,7 +25,7 @@ def _spec(
         implementation=f"tokenspeed_kernel.ops.attention.vendor.flashinfer_mha:{op}",
         capability=Capability(("nvidia>=sm_80",)),
         formats=Signature.same(operands, ("bf16", "fp16")),
-        # The LSE of its kernels that are not for one device sums weights rounded to half precision: off by 7e-4, it is none to merge by.
+        # The LSE of its portable kernels sums weights rounded to half precision: off by 7e-4, it is none to merge by.
         traits={"head_dim": OneOf(64, 128, 256), "logit_cap": _BOTH, "return_lse": OneOf(False), **options},
         requires=(Library("flashinfer", "flashinfer-python", ">=0.7.2"),),
         # It plans on the host, which waits for the device.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from tokenspeed_engine.ipc import (
     StepOutputs,
     SubmitRequest,
 )
-from tokenspeed_engine.loop import EngineLoop
+from tokenspeed_engine.loop import EngineLoop, session_number
 from tokenspeed_engine.scheduler import Scheduler, SchedulerConfig
 from tokenspeed_engine.types import FinishReason, ModelInfo, SampledTokens, SamplingParams, TokenizedRequest, TokenLogprobs
 
@@ -398,3 +399,69 @@ def test_progress_tells_work_from_idleness() -> None:
 
 def test_the_outbox_of_the_loop_is_the_bounded_one() -> None:
     assert isinstance(Case().loop._outbox, Outbox)
+
+
+# -- sessions and the clock -------------------------------------------------------------------------------------------------
+
+
+def test_a_session_is_a_number_of_its_name_and_salt() -> None:
+    def number(session_id: str, salt: str = "") -> int:
+        return session_number(TokenizedRequest("r", (1,), SamplingParams(), session_id, salt))
+
+    assert number("") == number("", "salt") == 0
+    numbers = [number("a"), number("b"), number("a", "salt"), number("lta", "sa"), number("a", "lt")]
+    assert len(set(numbers)) == len(numbers)
+    assert all(0 < n < 2**63 for n in numbers)
+    assert number("a") == numbers[0]
+
+
+def test_a_turn_s_pages_are_kept_until_its_time_is_over() -> None:
+    """A second conversation fills the pool between two turns of the first."""
+    first, between = list(range(20)), [submit(f"b{n}", [50 + n] * 30, 4) for n in range(6)]
+    reply = wanted(first, 5)
+    for ttl_s, gap_s, cached in ((10, 5, 24), (10, 15, 0), (0, 5, 0)):
+        case = Case(
+            [turn("t1", first, "chat")],
+            *[[] for _ in range(8)],
+            *([message] for message in between),
+            *[[] for _ in range(60)],
+            [turn("t2", [*first, *reply, 1, 2, 3], "chat")],
+            num_pages=16,
+            session_ttl_us=ttl_s * 1_000_000,
+        )
+
+        def clock(case: Case = case, gap_s: float = gap_s) -> float:
+            return gap_s if "b0" in case.loop._by_name or case.tokens("b0") else 0.0
+
+        case.loop._clock_s = clock
+        case.run()
+        assert case.tokens("t1") == reply
+        assert case.last("t2").num_cached_tokens == cached
+        assert case.scheduler.stats().num_sessions == (1 if ttl_s else 0)
+
+
+def turn(name: str, prompt: Sequence[int], session_id: str) -> SubmitRequest:
+    return SubmitRequest(TokenizedRequest(name, tuple(prompt), SamplingParams(max_tokens=5), session_id))
+
+
+@both_depths
+def test_the_scheduler_is_told_how_long_steps_took(depth: int) -> None:
+    case = Case([submit("a", [5], 6)], depth=depth)
+    ticks = itertools.count()
+    case.loop._clock_s = lambda: next(ticks) * 0.001
+    told: list[int] = []
+    scheduler = case.scheduler
+
+    class Recorder:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(scheduler, name)
+
+        def commit(self, step: int, sampled: Any, step_time_us: int) -> Any:
+            told.append(step_time_us)
+            return scheduler.commit(step, sampled, step_time_us)
+
+    case.loop._scheduler = Recorder()  # type: ignore[assignment]
+    case.run()
+    assert len(told) == 6
+    assert all(1000 <= us <= 6000 for us in told)
+    assert sum(told) <= next(ticks) * 1000  # no time is counted twice

@@ -90,28 +90,43 @@ def test_each_turn_renews_it() -> None:
     assert runner.num_sessions == 0
 
 
-def test_what_runs_goes_before_what_waits_for_a_tool() -> None:
-    """Sessions fill the pool; a prompt that needs nearly all of it is admitted at once, and the oldest go first."""
+def test_sessions_keep_half_of_the_pool_at_most() -> None:
     runner = Runner(num_pages=16)
     for session in range(1, 5):
+        runner.turn(session, prompt(14, seed=session), 3, session=session)  # four pages each
+    assert runner.num_sessions == 2
+    assert [runner.scheduler.end_session(session) for session in range(1, 5)] == [False, False, True, True]
+
+
+def test_one_request_alone_gets_the_whole_pool() -> None:
+    runner = Runner(num_pages=16)
+    for session in (1, 2):
         runner.turn(session, prompt(14, seed=session), 3, session=session)
-    assert runner.num_sessions == 4
-    runner.turn(10, prompt(20, seed=10), 4)  # six pages, none of them free
+    runner.turn(10, prompt(60, seed=10), 4)
     assert len(runner.outputs[10]) == 4
-    assert 0 < runner.num_sessions < 4
-    assert not runner.scheduler.end_session(1)
-    assert runner.scheduler.end_session(4)
+    assert runner.num_sessions == 0
+
+
+def test_the_queue_waits_for_what_runs_before_it_takes_from_sessions() -> None:
+    runner = Runner(num_pages=16)
+    for session in (1, 2):
+        runner.turn(session, prompt(14, seed=session), 3, session=session)
+    for request_id in (3, 4, 5):
+        runner.scheduler.submit(request_id, prompt(20, seed=request_id), 4, NO_STOP)  # six pages: one of them fits beside
+    runner.run()
+    assert [len(runner.outputs[i]) for i in (3, 4, 5)] == [4, 4, 4]
+    assert runner.num_sessions == 2
 
 
 def test_a_stream_that_grows_takes_from_sessions_before_it_stops_another() -> None:
     runner = Runner(num_pages=12)
-    for session in (1, 2):
-        runner.turn(session, prompt(14, seed=session), 3, session=session)  # four pages each
+    runner.turn(1, prompt(18, seed=1), 3, session=1)  # five pages
     runner.scheduler.submit(3, prompt(4, seed=3), 20, NO_STOP)
     runner.scheduler.submit(4, prompt(4, seed=4), 20, NO_STOP)
     runner.run()
     assert [len(runner.outputs[i]) for i in (3, 4)] == [20, 20]
     assert runner.scheduler.stats().num_retractions == 0
+    assert runner.num_sessions == 0
 
 
 def test_an_aborted_turn_keeps_what_the_turn_before_left() -> None:

@@ -57,6 +57,7 @@ def build_core(config: CoreConfig, report: Callable[[LoadProgress], object]) -> 
         weights=executor.weights,
         weights_bytes=executor.weights_bytes,
         kv_cache_bytes=executor.kv_cache_bytes,
+        keeps_sessions=limits.enable_prefix_cache and limits.session_ttl_us > 0,
     )
     return CoreParts(executor, scheduler, info, scheduler.config.max_num_batched_tokens)
 

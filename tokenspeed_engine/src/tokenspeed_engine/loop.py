@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,7 +28,7 @@ from tokenspeed_engine.ipc import (
     SubmitRequest,
     ToCore,
 )
-from tokenspeed_engine.scheduler import Scheduler, SubmitStatus
+from tokenspeed_engine.scheduler import RequestOptions, Scheduler, SubmitStatus
 from tokenspeed_engine.types import (
     EngineStats,
     FinishReason,
@@ -96,6 +97,7 @@ class _Step:
 
     plan: Any
     result: StepResult
+    started_s: float
     started: tuple[tuple[str, float], ...]
 
 
@@ -111,14 +113,21 @@ class EngineLoop:
         model_info: ModelInfo,
         *,
         pipeline_depth: int = 1,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: pipeline_depth: 1 commits a step before the next is planned; 2 plans and runs the next one first."""
+        """Make a loop; `run` starts it.
+
+        Args:
+            pipeline_depth: 1 commits a step before the next is planned; 2 plans and runs the next one first.
+            clock_s: seconds of a monotonic clock: what the scheduler is told as the time.
+        """
         self._scheduler = scheduler
         self._executor = executor
         self._link = link
         self._progress = progress
         self._model_info = model_info
         self._depth = pipeline_depth
+        self._clock_s = clock_s
         self._outbox = Outbox(link)
         self._numbers = itertools.count(1)
         self._by_name: dict[str, _Request] = {}
@@ -129,6 +138,7 @@ class EngineLoop:
         self._num_aborts = 0
         self._num_step_tokens = 0
         self._step_time_s = 0.0
+        self._last_done_s = 0.0
         self._is_starved = False
         self._stopping = False
 
@@ -200,12 +210,13 @@ class EngineLoop:
             min_new_tokens=params.min_tokens,
             # Positions that come from the cache have no logits, so a request for the prompt's log-probabilities computes all.
             use_prefix_cache=params.prompt_logprobs is None,
+            options=RequestOptions(session=session_number(request), salt=request.cache_salt),
         )
         if status != SubmitStatus.OK:
             self._executor.remove_request(number)
             self._reject(name, *self._explain(status, request))
             return
-        entry = _Request(name, number, request, time.monotonic())
+        entry = _Request(name, number, request, self._clock_s())
         self._by_name[name] = self._by_number[number] = entry
 
     def _abort(self, names: Sequence[str]) -> None:
@@ -221,7 +232,8 @@ class EngineLoop:
 
     def _execute_next(self) -> _Step | None:
         """Plan one step and run it; None when nothing can run."""
-        started_s = time.monotonic()
+        started_s = self._clock_s()
+        self._scheduler.advance_clock(round(started_s * 1e6))
         plan = self._scheduler.plan()
         self._is_starved = plan.num_requests == 0 and not self._in_flight
         if plan.num_requests == 0:
@@ -232,8 +244,8 @@ class EngineLoop:
         result = self._executor.execute(plan, self._scheduler.page_table)
         self._progress.step_done()
         self._num_step_tokens += plan.num_tokens
-        self._step_time_s = time.monotonic() - started_s
-        return _Step(plan, result, self._newly_started(plan, started_s))
+        self._step_time_s = self._clock_s() - started_s
+        return _Step(plan, result, started_s, self._newly_started(plan, started_s))
 
     def _newly_started(self, plan: Any, started_s: float) -> tuple[tuple[str, float], ...]:
         """(name, seconds in the queue) of the requests that this plan holds for the first time."""
@@ -251,9 +263,13 @@ class EngineLoop:
         for number, entries in result.prompt_logprobs.items():
             if entry := self._by_number.get(number):
                 entry.prompt_logprobs.extend(entries)
-        outputs = self._end_without_token(plan, result.token_ids)
+        outputs = self._end_without_token(plan, result.token_ids)  # waits for the device
+        done_s = self._clock_s()
+        # Steps run one after the other: one that was issued early began when the step before it ended.
+        step_time_s = done_s - max(step.started_s, self._last_done_s)
+        self._last_done_s = done_s
         # A row without a token belongs to a request that is aborted by now: the scheduler drops what stands in its place.
-        events = self._scheduler.commit(plan.step, np.maximum(result.token_ids, 0))
+        events = self._scheduler.commit(plan.step, np.maximum(result.token_ids, 0), max(1, round(step_time_s * 1e6)))
         if outputs:
             self._scheduler.flush_cache()  # what computed a NaN may have left it in pages that others would reuse
         logprobs = self._logprobs_by_number(plan, result)
@@ -360,3 +376,15 @@ class EngineLoop:
             prefix_hit_tokens=stats.prefix_hit_tokens,
             step_time_s=self._step_time_s,
         )
+
+
+def session_number(request: TokenizedRequest) -> int:
+    """What the scheduler calls the request's session: 63 bits of a hash, 0 for none.
+
+    A hash needs no table that grows with every client. The salt is part of it, so that nobody reaches the session of another tenant
+    by guessing its name.
+    """
+    if not request.session_id:
+        return 0
+    key = len(request.cache_salt.encode()).to_bytes(4, "little") + (request.cache_salt + request.session_id).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1 or 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenspeed_engine.config.fields import check, option, parse_count
+from tokenspeed_engine.config.fields import check, option, parse_count, parse_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,7 @@ class SchedulingConfig:
             at start, so that a step stays under a quarter of a second).
         prefill_chunk_size: most prompt tokens of one sequence in one step; 0 means the whole token budget.
         max_queue: most requests that wait beyond those that run; further ones are refused.
+        session_ttl_s: how long what a session computed is kept for its next turn; 0 keeps nothing.
         pipeline_depth: steps that are planned before the oldest is committed; 1 plans, runs and commits in turn.
     """
 
@@ -49,6 +50,13 @@ class SchedulingConfig:
         help="most requests that wait beyond --max-num-seqs; more are refused",
         metavar="N",
     )
+    session_ttl_s: float = option(
+        300.0,
+        "--session-ttl",
+        parse=parse_seconds,
+        help="seconds that the KV cache of a request with a session_id is kept for the session's next turn (0: not at all)",
+        metavar="SECONDS",
+    )
     pipeline_depth: int = 1
 
     def __post_init__(self) -> None:
@@ -68,6 +76,13 @@ class SchedulingConfig:
             remedy="use 0 for the whole token budget",
         )
         check(self, "max_queue", 0 <= self.max_queue <= 1_000_000, expected="0 to 1,000,000", remedy="use 1024")
+        check(
+            self,
+            "session_ttl_s",
+            0 <= self.session_ttl_s <= 30 * 86400,
+            expected="0 to 2592000 seconds",
+            remedy="use 300, or 0 to keep nothing",
+        )
         if self.pipeline_depth not in (1, 2):
             raise ValueError(f"pipeline_depth: expected 1 or 2, got {self.pipeline_depth}")
 

@@ -25,4 +25,5 @@ def scheduler_config(executor: ModelExecutor, cache: CacheConfig, scheduling: Sc
         max_in_flight_steps=max(scheduling.pipeline_depth, 2),
         max_step_cost=limits.num_tokens if limits else 0,
         context_cost_scale=limits.context_cost_scale if limits else 0,
+        session_ttl_us=round(scheduling.session_ttl_s * 1e6),
     )

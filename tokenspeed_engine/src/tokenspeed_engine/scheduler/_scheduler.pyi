@@ -69,7 +69,9 @@ class SchedulerConfig:
             context_cost_scale: keys that cost as much to attend to as a token costs without any: a token after p others
                 costs 1 + p / context_cost_scale. 0 means that context is free.
             session_ttl_us: how long, on the clock of `Scheduler.advance_clock`, the pages of a session's last turn are kept for
-                its next one. Running requests go before them. 0 means that sessions keep nothing beyond the prefix cache.
+                its next one. All sessions together keep at most half of the pool, those that were parked last; they give way to
+                a running request that needs a page, and to the first of the queue when nothing runs. 0 means that sessions keep
+                nothing beyond the prefix cache.
         Raises:
             ValueError: a value is out of range; the message says which, and the remedy.
         """

@@ -51,6 +51,8 @@ class Job:
         max_tokens: int | None,
         default_max_tokens: int | None,
         prompt_param: str,
+        session_id: str = "",
+        cache_salt: str = "",
         echo: bool = False,
     ) -> Job:
         """Make the sequences: each prompt num_choices times, with a seed for each choice.
@@ -58,6 +60,7 @@ class Job:
         Args:
             max_tokens, default_max_tokens, prompt_param: see resolve_max_tokens; a max_tokens of 0 means that only the echo is
                 wanted (one token is generated, and dropped).
+            session_id, cache_salt: see TokenizedRequest.
             echo: begin each text with its prompt.
         Raises:
             ApiError: 400 when a prompt leaves no room for its answer, or min_tokens is more than that room.
@@ -85,6 +88,8 @@ class Job:
                     request_id=f"{identity.id}-{len(requests)}",
                     prompt_token_ids=prompt.token_ids,
                     params=replace(params, seed=choice_seed(params.seed, choice), max_tokens=room),
+                    session_id=session_id,
+                    cache_salt=cache_salt,
                 )
                 requests.append(request)
                 choices.append(ChoiceAssembler(request, client.tokenizer, prompt, echo=echo, echo_only=echo_only))

@@ -64,7 +64,6 @@ _BOTH: Mapping[str, Refusal] = {
     "logits_processors": Refusal(_EXTRA, ([],)),
     "kv_transfer_params": Refusal(_EXTRA),
     "vllm_xargs": Refusal(_EXTRA),
-    "cache_salt": Refusal(_EXTRA),
     "no_stop_trim": Refusal("use include_stop_str_in_output", (False,)),
 }
 

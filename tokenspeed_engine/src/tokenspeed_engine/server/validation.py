@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tokenspeed_engine.server.errors import ApiError, bad_request
 from tokenspeed_engine.server.limits import Limits
 from tokenspeed_engine.server.protocol import SamplingFields
-from tokenspeed_engine.types import SamplingParams
+from tokenspeed_engine.types import ModelInfo, SamplingParams
 
 _SEED_BITS = 63
 _NUM_SEEDS = 1 << _SEED_BITS
@@ -54,6 +54,40 @@ def check_common(fields: SamplingFields, limits: Limits) -> None:
     for name, text in (("user", fields.user), ("safety_identifier", fields.safety_identifier)):
         if text is not None and len(text) > limits.max_identifier_chars:
             raise invalid(name, f"at most {limits.max_identifier_chars} characters", text)
+
+
+def check_cache_fields(fields: SamplingFields, num_sequences: int, info: ModelInfo, limits: Limits) -> None:
+    """Rules of `session_id` and `cache_salt`.
+
+    Args:
+        num_sequences: prompts times `n`.
+        info: tells whether this server keeps sessions.
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    session_id, salt = fields.session_id, fields.cache_salt
+    if session_id is not None:
+        if not 0 < len(session_id) <= limits.max_identifier_chars:
+            raise invalid("session_id", f"1 to {limits.max_identifier_chars} characters", session_id)
+        if num_sequences != 1:
+            raise bad_request(
+                f"'session_id' names the one conversation that goes on; the request asks for {num_sequences} sequences. "
+                "Send one prompt with n=1.",
+                "session_id",
+                "invalid_value",
+            )
+        if not info.keeps_sessions:
+            raise bad_request(
+                "'session_id' needs prefix caching and a --session-ttl of more than 0; this server runs without. Leave it out.",
+                "session_id",
+                "unsupported_parameter",
+            )
+    if salt is not None and not 0 < len(salt.encode()) <= limits.max_salt_bytes:
+        raise bad_request(
+            f"Invalid value for 'cache_salt': expected 1 to {limits.max_salt_bytes} bytes of UTF-8, got {len(salt.encode())}.",
+            "cache_salt",
+            "invalid_value",
+        )
 
 
 def top_count(name: str, value: int, vocab_size: int, limits: Limits) -> int:

@@ -22,6 +22,7 @@ class ModelInfo:
         weights: how the weights are held, for people: `Q4_1 and Q8_0 as in the file`.
         weights_bytes: memory that the weights take.
         kv_cache_bytes: memory of the page pool.
+        keeps_sessions: whether what a session computed is kept for its next turn.
     """
 
     name: str
@@ -36,3 +37,4 @@ class ModelInfo:
     weights: str = ""
     weights_bytes: int = 0
     kv_cache_bytes: int = 0
+    keeps_sessions: bool = True

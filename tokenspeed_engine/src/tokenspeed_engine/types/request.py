@@ -15,8 +15,12 @@ class TokenizedRequest:
         request_id: unique while the request lives; chosen by the front end.
         prompt_token_ids: at least one id, each in 0..vocab_size-1.
         params: sampling and stopping parameters.
+        session_id: the conversation that it belongs to, whose pages are kept for its next turn; empty: none.
+        cache_salt: only requests of equal salt share cached pages; at most 256 bytes of UTF-8.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
+    session_id: str = ""
+    cache_salt: str = ""

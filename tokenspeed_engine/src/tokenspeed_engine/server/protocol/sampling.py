@@ -20,6 +20,8 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         model: a served name.
+        session_id: the conversation that the request is a turn of.
+        cache_salt: whose cached prompts the request may reuse.
         user, safety_identifier: the caller's identifiers for its own user; written to the request log, nothing else.
     """
 
@@ -44,5 +46,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
+    session_id: str | None = None
+    cache_salt: str | None = None
     user: str | None = None
     safety_identifier: str | None = None

@@ -29,7 +29,7 @@ from tokenspeed_engine.server.protocol import (
 )
 from tokenspeed_engine.server.refused import CHAT
 from tokenspeed_engine.server.sse import event, stream
-from tokenspeed_engine.server.validation import check_common, choice_count, sampling_params, top_count
+from tokenspeed_engine.server.validation import check_cache_fields, check_common, choice_count, sampling_params, top_count
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -59,6 +59,7 @@ async def _job(body: ChatCompletionRequest, context: ServerContext) -> Job:
     check_common(body, context.limits)
     max_tokens = _max_tokens(body)
     num_choices = choice_count(body, 1, context.limits)
+    check_cache_fields(body, num_choices, context.client.model_info, context.limits)
     vocab_size = context.client.model_info.vocab_size
     logprobs = _logprobs(body, vocab_size, context)
     params = sampling_params(
@@ -79,6 +80,8 @@ async def _job(body: ChatCompletionRequest, context: ServerContext) -> Job:
         max_tokens=max_tokens,
         default_max_tokens=None,
         prompt_param="messages",
+        session_id=body.session_id or "",
+        cache_salt=body.cache_salt or "",
     )
 
 

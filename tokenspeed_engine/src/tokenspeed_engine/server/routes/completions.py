@@ -25,7 +25,7 @@ from tokenspeed_engine.server.protocol import (
 )
 from tokenspeed_engine.server.refused import COMPLETIONS
 from tokenspeed_engine.server.sse import event, stream
-from tokenspeed_engine.server.validation import check_common, choice_count, sampling_params, top_count
+from tokenspeed_engine.server.validation import check_cache_fields, check_common, choice_count, sampling_params, top_count
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -59,6 +59,7 @@ async def _job(body: CompletionRequest, context: ServerContext) -> Job:
     max_tokens = check_max_tokens("max_tokens", body.max_tokens, lowest=0 if body.echo else 1)
     raw_prompts = completion_prompts(body.prompt, vocab_size=vocab_size, max_prompts=limits.max_sequences)
     num_choices = choice_count(body, len(raw_prompts), limits)
+    check_cache_fields(body, num_choices * len(raw_prompts), context.client.model_info, limits)
     if body.best_of is not None and body.best_of != num_choices:
         raise bad_request(
             f"'best_of' is supported only when it equals n ({num_choices}), got {body.best_of}. Use n with logprobs.",
@@ -90,6 +91,8 @@ async def _job(body: CompletionRequest, context: ServerContext) -> Job:
         max_tokens=max_tokens,
         default_max_tokens=_DEFAULT_MAX_TOKENS,
         prompt_param="prompt",
+        session_id=body.session_id or "",
+        cache_salt=body.cache_salt or "",
         echo=bool(body.echo),
     )
 

@@ -138,7 +138,8 @@ bool Scheduler::admit(Request& request) {
       hit_pages = hit.num_pages;
       if (needed - hit.num_locked_pages + reserve <= available_pages()) break;
     }
-    if (!sessions_.give_up_oldest()) return false;  // what only waits for its next turn goes before what could run
+    // What runs will end and give pages back: worth waiting for, rather than what the next turn of a session has to compute again.
+    if (!running_.empty() || num_draining_ > 0 || !sessions_.give_up_oldest()) return false;
   }
   if (tree_) prefix = tree_->lock_prefix(request.tokens.span(), max_hit);
   if (request.options.session != 0) sessions_.resume(request.options.session);

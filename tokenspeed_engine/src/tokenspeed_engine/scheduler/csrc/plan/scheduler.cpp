@@ -186,6 +186,7 @@ void Scheduler::drain(Request& request) {
   // Its row may get another request before the next plan, and one plan must not set an entry twice: devices apply updates in any order.
   std::erase_if(pending_updates_, [&](const PageUpdate& update) { return update.row == request.row; });
   const bool stays = request.is_kept && tree_ && request.options.session != 0 && config_.session_ttl_us > 0;
+  const std::int32_t num_kept_pages = request.num_shared_pages;
   if (stays) {
     must_dispatch(request, Park{});
   } else {
@@ -202,7 +203,10 @@ void Scheduler::drain(Request& request) {
   }
   move_to(request, Place::kNowhere);
   const auto entry = requests_.find(request.id);
-  if (stays) sessions_.park(std::move(entry->second), now_us_ + config_.session_ttl_us);
+  if (stays) {
+    // At most half of the pool: the rest is for what runs, and one request alone gets the whole of it.
+    sessions_.park(std::move(entry->second), num_kept_pages, now_us_ + config_.session_ttl_us, config_.num_pages / 2);
+  }
   requests_.erase(entry);
 }
 

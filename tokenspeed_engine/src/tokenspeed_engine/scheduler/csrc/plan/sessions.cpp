@@ -5,7 +5,7 @@
 
 namespace tokenspeed {
 
-void SessionTable::park(std::unique_ptr<Request> request, std::int64_t expires_us) {
+void SessionTable::park(std::unique_ptr<Request> request, std::int32_t num_pages, std::int64_t expires_us, std::int32_t most_pages) {
   TOKENSPEED_INVARIANT(std::holds_alternative<Paused>(request->state));
   const std::int64_t session = request->options.session;
   resume(session);
@@ -13,7 +13,9 @@ void SessionTable::park(std::unique_ptr<Request> request, std::int64_t expires_u
   const std::uint64_t number = next_number_++;
   by_number_.emplace(number, session);
   by_expiry_.emplace(expires_us, number);
-  by_session_.emplace(session, Entry{std::move(request), expires_us, number});
+  by_session_.emplace(session, Entry{std::move(request), num_pages, expires_us, number});
+  num_pages_ += num_pages;
+  while (num_pages_ > most_pages) give_up_oldest();
 }
 
 bool SessionTable::resume(std::int64_t session) {
@@ -44,6 +46,7 @@ bool SessionTable::give_up_oldest() {
 }
 
 void SessionTable::forget(Entries::iterator entry) {
+  num_pages_ -= entry->second.num_pages;
   by_number_.erase(entry->second.number);
   by_expiry_.erase({entry->second.expires_us, entry->second.number});
   by_session_.erase(entry);

@@ -14,8 +14,9 @@ namespace tokenspeed {
 // Owns the last request of each session, in state Paused. Time is that of Scheduler::advance_clock; ties go by the order of parking.
 class SessionTable {
  public:
-  // Keeps `request` until `expires_us`; what was kept for the session before is released.
-  void park(std::unique_ptr<Request> request, std::int64_t expires_us);
+  // Keeps `request`, whose prefix has `num_pages`, until `expires_us`. What was kept for the session before is released, and the
+  // oldest others as long as all together keep more than `most_pages`.
+  void park(std::unique_ptr<Request> request, std::int32_t num_pages, std::int64_t expires_us, std::int32_t most_pages);
   // The next turn is here: releases what was kept. False when nothing was.
   bool resume(std::int64_t session);
   // Releases all that is due at `now_us`. Returns how many.
@@ -28,6 +29,7 @@ class SessionTable {
  private:
   struct Entry {
     std::unique_ptr<Request> request;
+    std::int32_t num_pages;
     std::int64_t expires_us;
     std::uint64_t number;  // order of parking
   };
@@ -38,6 +40,7 @@ class SessionTable {
   std::map<std::uint64_t, std::int64_t> by_number_;                                // number to session
   std::set<std::pair<std::int64_t, std::uint64_t>> by_expiry_;                    // (expires_us, number)
   std::uint64_t next_number_ = 0;
+  std::int64_t num_pages_ = 0;  // sum over sessions; a page that two of them share counts twice
 };
 
 }  // namespace tokenspeed

@@ -166,3 +166,19 @@ def test_pause_plans_nothing_and_loses_nothing() -> None:
     runner.scheduler.resume()
     runner.run()
     assert [len(runner.outputs[i]) for i in (1, 2)] == [3, 2]
+
+
+def test_salts_share_nothing_and_each_finds_its_own() -> None:
+    runner = Runner(num_pages=32)
+    ids = prompt(20)
+    for request_id, salt, cached in ((1, "", 0), (2, "a", 0), (3, "b", 0), (4, "a", 16), (5, "", 16), (6, "b", 16), (7, "c", 0)):
+        runner.turn(request_id, ids, 2, salt=salt)
+        assert runner.cached[request_id] == cached, salt
+
+
+def test_a_salt_keeps_its_session_apart() -> None:
+    runner = Runner(num_pages=32)
+    history = runner.turn(1, prompt(20), 5, session=1, salt="a")
+    runner.turn(2, np.concatenate([history, prompt(3)]), 2, session=2, salt="b")
+    assert runner.cached[2] == 0
+    assert runner.num_sessions == 2

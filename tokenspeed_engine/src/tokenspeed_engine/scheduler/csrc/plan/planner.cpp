@@ -134,14 +134,14 @@ bool Scheduler::admit(Request& request) {
     const std::int32_t locked = tree_ ? tree_->num_locked_pages() : 0;
     if (needed - locked + reserve <= available_pages()) {
       if (!tree_) break;
-      const PrefixProbe hit = tree_->probe(request.tokens.span(), max_hit);
+      const PrefixProbe hit = tree_->probe(request.tokens.span(), max_hit, request.options.salt);
       hit_pages = hit.num_pages;
       if (needed - hit.num_locked_pages + reserve <= available_pages()) break;
     }
     // What runs will end and give pages back: worth waiting for, rather than what the next turn of a session has to compute again.
     if (!running_.empty() || num_draining_ > 0 || !sessions_.give_up_oldest()) return false;
   }
-  if (tree_) prefix = tree_->lock_prefix(request.tokens.span(), max_hit);
+  if (tree_) prefix = tree_->lock_prefix(request.tokens.span(), max_hit, request.options.salt);
   if (request.options.session != 0) sessions_.resume(request.options.session);
 
   const std::int32_t hit_tokens = hit_pages * config_.page_size;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +51,8 @@ class KVPool:
             raise ValueError(f"kv pool: expected at least 1 page, got {num_pages}")
         self.layout = layout
         self.num_pages = num_pages
+        self.device = device
+        self._pending: list[list[torch.cuda.Event]] = []
         shape = (layout.num_layers, 2, num_pages, layout.page_size, layout.num_kv_heads, layout.head_dim)
         # Zeros, not empty: masked tails of pages enter products, and NaN times zero is NaN.
         if device.type == "cpu":
@@ -59,8 +62,35 @@ class KVPool:
         self._layers = [(layer[0], layer[1]) for layer in self._storage]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """(k_cache, v_cache) of a layer, each [num_pages, page_size, num_kv_heads, head_dim]."""
+        """(k_cache, v_cache) of a layer, each [num_pages, page_size, num_kv_heads, head_dim].
+
+        Copies into the pool that `wait_for_layers` was told of are waited for, as far as they concern this layer: the current
+        stream waits, not the caller.
+        """
+        if self._pending:
+            self._wait(index)
         return self._layers[index]
+
+    @property
+    def rows(self) -> Tensor:
+        """[num_layers * 2 * num_pages, elements]: row (layer * 2 + (0 for keys, 1 for values)) * num_pages + page."""
+        return self._storage.view(self.layout.num_layers * 2 * self.num_pages, -1)
+
+    def wait_for_layers(self, events: Sequence[torch.cuda.Event]) -> None:
+        """Let whoever asks for a layer from now on wait for its event.
+
+        Args:
+            events: one for each layer, recorded behind the copies into it, in the order of the layers on one stream.
+        """
+        self._pending.append(list(events))
+
+    def _wait(self, index: int) -> None:
+        stream = torch.cuda.current_stream(self.device)
+        for events in self._pending:
+            stream.wait_event(events[index])
+        if index == self.layout.num_layers - 1:
+            # Layers are asked for in order, and the last event of a copy stands behind its others: later steps need not wait.
+            self._pending.clear()
 
     @property
     def size_bytes(self) -> int:

@@ -50,9 +50,10 @@ def available_bytes() -> int:
     except (OSError, KeyError, ValueError):
         pass  # not Linux: free pages are the estimate that is left
     try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit, open(
-            "/sys/fs/cgroup/memory.current", encoding="ascii"
-        ) as current:
+        with (
+            open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit,
+            open("/sys/fs/cgroup/memory.current", encoding="ascii") as current,
+        ):
             text = limit.read().strip()
             if text != "max":
                 available = min(available, int(text) - int(current.read()))

@@ -80,9 +80,9 @@ class PageIdentity:
         return blake2b(self.as_json().encode(), digest_size=16).hexdigest()
 
 
-def page_digest(key: bytes, page: PageBytes | memoryview) -> bytes:
+def page_digest(key: bytes, page: PageBytes) -> bytes:
     """16 bytes that hold for this page under this key: a page in another's place does not pass either."""
-    return blake2b(page, digest_size=16, key=key).digest()
+    return blake2b(page.data, digest_size=16, key=key).digest()
 
 
 class ExternalStore(ABC):

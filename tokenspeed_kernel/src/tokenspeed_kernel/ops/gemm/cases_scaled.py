@@ -29,7 +29,7 @@ def product_tolerance(in_features: int, *, coarse: bool = False, rounded: bool =
     root = max(in_features, 1) ** 0.5
     steps = 3.0 if rounded else 1.5
     return {
-        torch.float32: Tolerance(4e-3, 2**-9 * root) if coarse else Tolerance(1e-5, 8e-6 * root),
+        torch.float32: Tolerance(4e-3, 2**-9 * root) if coarse else Tolerance(1e-5, 1e-5 * root),
         torch.float16: Tolerance(4e-3, 2**-9 * root) if coarse else Tolerance(2e-3, steps * 2**-11 * root),
         torch.bfloat16: Tolerance(1.6e-2, steps * 2**-8 * root),
     }

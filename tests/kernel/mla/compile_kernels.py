@@ -118,6 +118,7 @@ def attention(facts: DeviceFacts) -> Kernels:
     """The merging of states."""
     for states, head_dim in ((2, 128), (8, 512)):
         constants = {"STATES": states, "HEADS": 32, "HEAD_DIM": head_dim, "BLOCK_D": head_dim, "BLOCK_ROWS": 2048 // head_dim}
+        constants |= {"CHAINED": False}
         yield f"merge {states} states", _merge_states_kernel, constants, 4, 3, _operands("bf16", "out_ptr")
 
 

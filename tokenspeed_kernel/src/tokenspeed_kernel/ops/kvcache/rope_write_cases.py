@@ -50,7 +50,7 @@ class RopeWrite:
         """Arguments of `rope_write_kv`, without output: q, k and v are slices of one projection, as an engine has them."""
         num_heads, num_kv_heads = self.num_heads, self.num_kv_heads
         heads = torch.randn((self.num_tokens, num_heads + 2 * num_kv_heads, self.head_dim), generator=generator)
-        q, k, v = torch.split(heads.to(device, dtype), (num_heads, num_kv_heads, num_kv_heads), dim=1)
+        q, k, v = torch.split(heads.to(device, dtype), [num_heads, num_kv_heads, num_kv_heads], dim=1)
         size = (self.num_pages, self.page_size, num_kv_heads, self.head_dim)
         stored = torch.float8_e4m3fn if self.scales else dtype
         caches = torch.randn((self.num_pages, 2, *size[1:]), generator=generator).to(device, torch.float32).to(stored)

@@ -13,6 +13,7 @@ What they share:
 from tokenspeed_kernel.ops.mla.decode import mla_decode
 from tokenspeed_kernel.ops.mla.extend import mla_extend
 from tokenspeed_kernel.ops.mla.prefill import mla_prefill
+from tokenspeed_kernel.ops.mla.rope_write import rope_write_mla
 from tokenspeed_kernel.ops.mla.write import write_mla_cache
 
-__all__ = ["mla_decode", "mla_extend", "mla_prefill", "write_mla_cache"]
+__all__ = ["mla_decode", "mla_extend", "mla_prefill", "rope_write_mla", "write_mla_cache"]

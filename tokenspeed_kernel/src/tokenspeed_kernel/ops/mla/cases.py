@@ -11,6 +11,7 @@ import torch
 
 from tokenspeed_kernel.case import Case, Tolerance
 from tokenspeed_kernel.ops.mla.contract import MLA_DECODE, MLA_EXTEND, MLA_PREFILL
+from tokenspeed_kernel.ops.mla.rope_write_cases import ROPE_WRITE_CASES
 from tokenspeed_kernel.ops.mla.write_cases import WRITE_CASES
 
 __all__ = [
@@ -332,5 +333,6 @@ CASES: Final = (
     *_cases(MLA_EXTEND.name, DEVICE_EXTEND_BATCHES, extend_inputs, bench=True),
     *_cases(MLA_PREFILL.name, DEVICE_PREFILL_BATCHES, expanded_inputs, bench=True),
     *WRITE_CASES,
+    *ROPE_WRITE_CASES,
 )
 """Every kernel of the family meets these."""

@@ -7,7 +7,7 @@ from typing import Final
 from tokenspeed_kernel.spec import OpContract
 from tokenspeed_kernel.traits import Trait
 
-__all__ = ["CONTRACTS", "MLA_DECODE", "MLA_EXTEND", "MLA_PREFILL", "WRITE_MLA_CACHE"]
+__all__ = ["CONTRACTS", "MLA_DECODE", "MLA_EXTEND", "MLA_PREFILL", "ROPE_WRITE_MLA", "WRITE_MLA_CACHE"]
 
 _LATENT_DIM: Final = Trait("latent_dim", "elements of a cached row that are key and value")
 _ROPE_DIM: Final = Trait("rope_dim", "elements of a cached row that are key alone")
@@ -63,4 +63,20 @@ WRITE_MLA_CACHE: Final = OpContract(
     by_position=True,
 )
 
-CONTRACTS: Final = (MLA_DECODE, MLA_EXTEND, MLA_PREFILL, WRITE_MLA_CACHE)
+ROPE_WRITE_MLA: Final = OpContract(
+    name="mla.rope_write_mla",
+    operands=("q_rope", "k_rope", "latent", "cos_sin_cache", "kv_cache"),
+    parameters=(
+        *("q_rope", "k_rope", "latent", "positions", "cos_sin_cache", "kv_cache", "slot_mapping", "interleaved", "q_out"),
+    ),
+    traits=(
+        _LATENT_DIM,
+        _ROPE_DIM,
+        Trait("interleaved", "a pair is two neighbours, not the same place in two halves"),
+        _PAGE_SIZE,
+    ),
+    summary="rotate the rope parts of new queries and keys, and write latent rows into their slots of a paged cache",
+    by_position=True,
+)
+
+CONTRACTS: Final = (MLA_DECODE, MLA_EXTEND, MLA_PREFILL, WRITE_MLA_CACHE, ROPE_WRITE_MLA)

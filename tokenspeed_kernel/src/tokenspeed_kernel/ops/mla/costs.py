@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tokenspeed_kernel.case import Cost
-from tokenspeed_kernel.ops.mla.contract import MLA_DECODE, MLA_EXTEND, MLA_PREFILL, WRITE_MLA_CACHE
+from tokenspeed_kernel.ops.mla.contract import MLA_DECODE, MLA_EXTEND, MLA_PREFILL, ROPE_WRITE_MLA, WRITE_MLA_CACHE
 
 __all__ = ["COSTS"]
 
@@ -39,11 +39,20 @@ def _write_bytes(inputs: dict[str, Any], result: Any) -> int:
     return int(moved + slots.numel() * slots.element_size())
 
 
+def _rope_write_bytes(inputs: dict[str, Any], result: Any) -> int:
+    """Rope parts of the queries, and the new rows, are read and written once; of the table, the positions' rows are read."""
+    q, row, positions, table = inputs["q_rope"], inputs["kv_cache"], inputs["positions"], inputs["cos_sin_cache"]
+    moved = 2 * q.numel() * q.element_size() + 2 * positions.numel() * row.shape[2] * row.element_size()
+    rows = positions.numel() * (table.shape[1] * table.element_size() + positions.element_size())
+    return int(moved + rows + inputs["slot_mapping"].numel() * inputs["slot_mapping"].element_size())
+
+
 COSTS: Final = {
     # Every row of the cases' pools is read, by several requests where these share it.
     MLA_DECODE.name: Cost(flops=_latent_flops),
     MLA_EXTEND.name: Cost(flops=_latent_flops),
     MLA_PREFILL.name: Cost(flops=_expanded_flops),
     WRITE_MLA_CACHE.name: Cost(_write_bytes),
+    ROPE_WRITE_MLA.name: Cost(_rope_write_bytes),
 }
 """By op."""

@@ -10,7 +10,8 @@ import torch
 
 from tokenspeed_kernel.case import Case
 from tokenspeed_kernel.ops.mla.cases import ExpandedBatch, LatentBatch, decode_inputs, expanded_inputs, extend_inputs
-from tokenspeed_kernel.ops.mla.contract import MLA_DECODE, MLA_EXTEND, MLA_PREFILL, WRITE_MLA_CACHE
+from tokenspeed_kernel.ops.mla.contract import MLA_DECODE, MLA_EXTEND, MLA_PREFILL, ROPE_WRITE_MLA, WRITE_MLA_CACHE
+from tokenspeed_kernel.ops.mla.rope_write_cases import random_rope_write
 from tokenspeed_kernel.ops.mla.write_cases import random_write
 from tokenspeed_kernel.ops.random_shapes import random_size
 
@@ -77,5 +78,6 @@ RANDOM: Final[dict[str, Callable[[random.Random], Case]]] = {
     MLA_EXTEND.name: lambda rng: _latent(rng, MLA_EXTEND.name, extend_inputs),
     MLA_PREFILL.name: _expanded,
     WRITE_MLA_CACHE.name: random_write,
+    ROPE_WRITE_MLA.name: random_rope_write,
 }
 """Makes a case of each op from a random generator."""

@@ -10,8 +10,9 @@ import math
 import torch
 
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
+from tokenspeed_kernel.ops.rope import reference as rotation
 
-__all__ = ["attend_row", "mla_decode", "mla_extend", "mla_prefill", "write_mla_cache"]
+__all__ = ["attend_row", "mla_decode", "mla_extend", "mla_prefill", "rope_write_mla", "write_mla_cache"]
 
 
 def mla_decode(
@@ -123,6 +124,24 @@ def write_mla_cache(latent: torch.Tensor, rope: torch.Tensor, kv_cache: torch.Te
     for token, slot in enumerate(slot_mapping.tolist()):
         if 0 <= slot < num_pages * page_size:
             kv_cache[slot // page_size, slot % page_size] = torch.cat((latent[token], rope[token])).to(kv_cache.dtype)
+
+
+def rope_write_mla(
+    q_rope: torch.Tensor,
+    k_rope: torch.Tensor,
+    latent: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    interleaved: bool = False,
+    q_out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rotate, then write; see the public op for the contract."""
+    key = k_rope[:, None]
+    rotated_q, rotated_k = rotation.apply_rope(q_rope, key, positions, cos_sin_cache, interleaved=interleaved, q_out=q_out)
+    write_mla_cache(latent, rotated_k[:, 0], kv_cache, slot_mapping)
+    return rotated_q
 
 
 def attend_row(

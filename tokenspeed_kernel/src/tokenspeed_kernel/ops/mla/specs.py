@@ -17,5 +17,5 @@ SPECS: Final = tuple(
         implementation=f"tokenspeed_kernel.ops.mla.reference:{op}",
         capability=ANYWHERE,
     )
-    for op in ("mla_decode", "mla_extend", "mla_prefill", "write_mla_cache")
+    for op in ("mla_decode", "mla_extend", "mla_prefill", "write_mla_cache", "rope_write_mla")
 )

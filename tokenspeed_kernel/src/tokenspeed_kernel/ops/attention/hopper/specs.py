@@ -6,7 +6,7 @@ from typing import Final
 
 from tokenspeed_kernel.signature import Signature
 from tokenspeed_kernel.spec import Band, Capability, KernelSpec, Verified, VerifiedBy
-from tokenspeed_kernel.traits import OneOf, PowerOfTwo
+from tokenspeed_kernel.traits import OneOf, PowerOfTwo, Range
 
 __all__ = ["SPECS"]
 
@@ -45,4 +45,22 @@ SPECS: Final = (
     _decode("hopper_mha_decode", Band.SPECIALIZED, 0, window=False),
     # A window of 128 keys is no more than a launch: there the portable kernel is ahead (9.0 us against 10.6 at 64 requests).
     _decode("hopper_mha_decode_window", Band.PORTABLE, -2, window=True),
+    KernelSpec(
+        op="attention.merge_states",
+        name="hopper_merge_states",
+        solution="hopper",
+        band=Band.SPECIALIZED,
+        implementation="tokenspeed_kernel.ops.attention.hopper.merge:merge_states",
+        capability=Capability(("sm_90a",), interpreter=True),
+        formats=Signature.same(("outs",), ("fp32", "bf16", "fp16")),
+        # A kernel is compiled for each number of states, with that many pointers.
+        traits={"num_states": Range(1, 32), "head_dim": Range(1, 4096)},
+        requires=("triton",),
+        graph_safe=True,
+        verified=(
+            Verified(VerifiedBy.SILICON, "H200 (sm_90)"),
+            Verified(VerifiedBy.INTERPRETER, "x86-64"),
+            Verified(VerifiedBy.COMPILED, "sm_90a", "Triton 3.6 and 3.9"),
+        ),
+    ),
 )

@@ -107,10 +107,6 @@ def decode_stream_kernel(
     ROW_BLOCKS: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     BLOCKS: tl.constexpr = KV_HEADS // HEADS * ROW_BLOCKS
     KEPT: tl.constexpr = BLOCK_M if GROUP > BLOCK_M // 2 else BLOCK_M // 2  # rows of a lane after its last tile
-    if CHAINED:
-        # The programs of a launch start while the last of the one before it end, and wait here until its results are in memory.
-        gdc_wait()
-        gdc_launch_dependents()
     # This program's tiles. Every request has at least one, so that one without keys gets its result too.
     reqs = tl.arange(0, REQS)
     lengths = tl.load(lengths_ptr + reqs, mask=reqs < num_reqs, other=0)
@@ -147,6 +143,18 @@ def decode_stream_kernel(
         kv_head = (kv_first + lane % HEADS)[:, None, None]
         row = row_first + tl.arange(0, BLOCK_M)[None, :, None]
         request = request.to(tl.int64)
+        row_pages = pages_ptr + request * pages_row
+        start = (first_key // TILE + tile) * TILE
+        stop = start + count * TILE
+        # One entry for each lane, also where the tile lies in one page: a scalar address was 3 to 10% slower.
+        where = start + chunk * BLOCK_N
+        page = tl.load(row_pages + where // PAGE_SIZE, mask=where < last_key, other=-1)
+        if CHAINED:
+            # The programs of a launch start while those of the one before it still run, and wait here until its results are in
+            # memory. Lengths and pages are read before that: they are a batch's, and nothing that signals its dependents before
+            # its end writes them (what does not, ends before this launch begins).
+            gdc_wait()
+            gdc_launch_dependents()
         q_rows = q_ptr + request * q_token + (kv_head * GROUP + row) * q_head
         q = tl.load(q_rows + dims[None, None, :], mask=row < GROUP, other=0.0)
         top = tl.full([LANES, BLOCK_M], float("-inf"), dtype=tl.float32)
@@ -154,12 +162,6 @@ def decode_stream_kernel(
         acc = tl.zeros([LANES, BLOCK_M, HEAD_DIM], dtype=tl.float32)
         k_head_ptr = k_ptr + kv_head.to(tl.int64) * k_head
         v_head_ptr = v_ptr + kv_head.to(tl.int64) * v_head
-        row_pages = pages_ptr + request * pages_row
-        start = (first_key // TILE + tile) * TILE
-        stop = start + count * TILE
-        # One entry for each lane, also where the tile lies in one page: a scalar address was 3 to 10% slower.
-        where = start + chunk * BLOCK_N
-        page = tl.load(row_pages + where // PAGE_SIZE, mask=where < last_key, other=-1)
         for key in range(start, stop, TILE):
             # The next tile's page is read a tile ahead: the addresses of its keys wait for it.
             where += TILE

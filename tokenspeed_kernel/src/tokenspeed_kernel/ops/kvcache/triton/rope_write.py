@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -9,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tokenspeed_kernel.ops.kvcache.triton.fp8 import encode_e4m3
 
-__all__ = ["load_angles", "load_pairs", "rope_write_kv", "rotate", "store_pairs"]
+__all__ = ["launch", "load_angles", "load_pairs", "rope_write_kv", "rotate", "store_pairs"]
 
 # Pairs of elements that a program rotates at most: 8 a thread with 4 warps.
 _MAX_PAIRS = 1024
@@ -47,8 +49,8 @@ def load_pairs(row_ptr, live, HALF: tl.constexpr, BLOCK: tl.constexpr, INTERLEAV
 
 @triton.jit
 def rotate(a, b, cos, sin, dtype: tl.constexpr):
-    """Pairs turned by their angles, rounded once."""
-    return (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
+    """Pairs turned by their angles, rounded as `rope.apply_rope` rounds them: fused by name, or a compiler fuses either product."""
+    return tl.fma(a, cos, -(b * sin)).to(dtype), tl.fma(b, cos, a * sin).to(dtype)
 
 
 @triton.jit
@@ -66,13 +68,32 @@ def store_pairs(row_ptr, a, b, live, HALF: tl.constexpr, BLOCK: tl.constexpr, IN
 
 
 @triton.jit
-def _kept(x, scale, SCALED: tl.constexpr, dtype: tl.constexpr):
+def _kept(x, scale, inverse, SCALED: tl.constexpr, dtype: tl.constexpr):
     """What a cache stores of x: the same number, or its quotient in fp8."""
     if SCALED:
-        kept = encode_e4m3(tl.div_rn(x.to(tl.float32), scale)).to(tl.uint8)
+        # The quotient by its reciprocal and one correction, which rounds as a division does and costs a fourth of it. What is far
+        # beyond fp8 needs no correction, and has none: infinity less infinity would be NaN.
+        x = x.to(tl.float32)
+        near = x * inverse
+        quotient = tl.where(tl.abs(near) < 1024.0, tl.fma(tl.fma(-near, scale, x), inverse, near), near)
+        if dtype == tl.uint8:
+            kept = encode_e4m3(quotient).to(tl.uint8)
+        else:
+            kept = quotient.to(dtype)  # saturates on the devices that have it
     else:
         kept = x.to(dtype)
     return kept
+
+
+@triton.jit
+def _scale_of(scale_ptr, head, step, live, SCALED: tl.constexpr):
+    """A head's scale, and its reciprocal."""
+    scale = 1.0
+    inverse = 1.0
+    if SCALED:
+        scale = tl.load(scale_ptr + head * step, mask=live, other=1.0)
+        inverse = tl.minimum(tl.div_rn(1.0, scale), 3e38)  # finite, so that 0 stays 0
+    return scale, inverse
 
 
 @triton.jit(do_not_specialize=["max_position", "num_slots"])
@@ -122,15 +143,13 @@ def _rope_write_kv_kernel(
             cos, sin = load_angles(table_ptr, position, max_position, HALF, BLOCK)
             # Rounded to the keys' own dtype, as if they had been written and read in between.
             a, b = rotate(a, b, cos, sin, k_ptr.dtype.element_ty)
-            scale = 1.0
-            if SCALED:
-                scale = tl.load(k_scale_ptr + head * k_scale_step, mask=live, other=1.0)
-            a = _kept(a, scale, SCALED, k_cache_ptr.dtype.element_ty)
-            b = _kept(b, scale, SCALED, k_cache_ptr.dtype.element_ty)
+            scale, inverse = _scale_of(k_scale_ptr, head, k_scale_step, live, SCALED)
+            a = _kept(a, scale, inverse, SCALED, k_cache_ptr.dtype.element_ty)
+            b = _kept(b, scale, inverse, SCALED, k_cache_ptr.dtype.element_ty)
             store_pairs(out_row, a, b, live, HALF, BLOCK, INTERLEAVED)
             if REST > 0:
                 passed = tl.load(row + rest, mask=live & (rest < HEAD_DIM), other=0.0)
-                passed = _kept(passed, scale, SCALED, k_cache_ptr.dtype.element_ty)
+                passed = _kept(passed, scale, inverse, SCALED, k_cache_ptr.dtype.element_ty)
                 tl.store(out_row + rest, passed, mask=live & (rest < HEAD_DIM))
         else:
             head += (group - query_groups - kv_groups) * HEADS
@@ -138,10 +157,8 @@ def _rope_write_kv_kernel(
             dim = tl.arange(0, BLOCK_D)[None, :]
             mask = live & (dim < HEAD_DIM)
             x = tl.load(v_ptr + token * v_token + head * v_head + dim, mask=mask, other=0.0)
-            scale = 1.0
-            if SCALED:
-                scale = tl.load(v_scale_ptr + head * v_scale_step, mask=live, other=1.0)
-            kept = _kept(x, scale, SCALED, v_cache_ptr.dtype.element_ty)
+            scale, inverse = _scale_of(v_scale_ptr, head, v_scale_step, live, SCALED)
+            kept = _kept(x, scale, inverse, SCALED, v_cache_ptr.dtype.element_ty)
             tl.store(v_cache_ptr + page * v_page + offset * v_offset + head * v_cache_head + dim, kept, mask=mask)
 
 
@@ -161,6 +178,12 @@ def rope_write_kv(
 ) -> torch.Tensor:
     """See `tokenspeed_kernel.ops.kvcache.rope_write_kv`."""
     return launch(q, k, v, positions, cos_sin_cache, k_cache, v_cache, slot_mapping, interleaved, k_scale, v_scale, q_out, False)
+
+
+@functools.cache
+def _has_fp8(device: torch.device) -> bool:
+    """Whether the device converts to e4m3 itself: NVIDIA's do from sm_89 on. (gfx942 has another fp8 of that name.)"""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def launch(
@@ -193,7 +216,8 @@ def launch(
         k_scale, v_scale, k_scale_step, v_scale_step = cos_sin_cache, cos_sin_cache, 0, 0
     else:
         k_scale_step, v_scale_step = (one.stride(0) if one.dim() else 0 for one in (k_scale, v_scale))
-        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+        if not _has_fp8(k_cache.device):
+            k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     block = triton.next_power_of_2(rotary_dim // 2)
     heads = max(1, min(max_pairs // block, triton.next_power_of_2(num_heads)))
     rest = head_dim - rotary_dim

@@ -43,4 +43,16 @@ SPECS: Final = (
         formats=tuple(Signature.of(latent=new, rope=new, kv_cache=kept) for new in _FORMATS for kept in _FORMATS),
         verified=_VERIFIED,
     ),
+    KernelSpec(
+        op="mla.rope_write_mla",
+        name="cpu_rope_write_mla",
+        solution="cpu",
+        band=Band.PERFORMANT,
+        implementation="tokenspeed_kernel.ops.mla.cpu.rope_write:rope_write_mla",
+        capability=CPU,
+        formats=tuple(
+            Signature.of(q_rope=text, k_rope=text, latent=text, cos_sin_cache="fp32", kv_cache=text) for text in _FORMATS
+        ),
+        verified=_VERIFIED,
+    ),
 )

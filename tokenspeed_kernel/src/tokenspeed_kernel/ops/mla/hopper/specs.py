@@ -45,4 +45,23 @@ def _decode(name: str, band: Band, priority: int, *, single_block: bool) -> Kern
 SPECS: Final = (
     _decode("gluon_mla_decode_sm90", Band.SPECIALIZED, 0, single_block=True),
     _decode("gluon_mla_decode_batch_sm90", Band.PORTABLE, 1, single_block=False),
+    KernelSpec(
+        op="mla.rope_write_mla",
+        name="hopper_rope_write_mla",
+        solution="hopper",
+        band=Band.SPECIALIZED,
+        implementation="tokenspeed_kernel.ops.mla.hopper.rope_write:rope_write_mla",
+        capability=Capability(("sm_90a",), interpreter=True),
+        formats=tuple(
+            Signature.of(q_rope=text, k_rope=text, latent=text, cos_sin_cache="fp32", kv_cache=text)
+            for text in ("fp32", "bf16", "fp16")
+        ),
+        requires=("triton",),
+        graph_safe=True,
+        verified=(
+            Verified(VerifiedBy.SILICON, "H200 (sm_90)"),
+            Verified(VerifiedBy.INTERPRETER, "x86-64"),
+            Verified(VerifiedBy.COMPILED, "sm_90a", "Triton 3.6 and 3.9"),
+        ),
+    ),
 )

@@ -52,4 +52,18 @@ SPECS: Final = (
         graph_safe=True,
         verified=_VERIFIED,
     ),
+    KernelSpec(
+        op="mla.rope_write_mla",
+        name="triton_rope_write_mla",
+        solution="triton",
+        band=Band.PORTABLE,
+        implementation="tokenspeed_kernel.ops.mla.triton.rope_write:rope_write_mla",
+        capability=TRITON_PORTABLE,
+        formats=tuple(
+            Signature.of(q_rope=text, k_rope=text, latent=text, cos_sin_cache="fp32", kv_cache=text) for text in _FORMATS
+        ),
+        requires=("triton",),
+        graph_safe=True,
+        verified=_VERIFIED,
+    ),
 )

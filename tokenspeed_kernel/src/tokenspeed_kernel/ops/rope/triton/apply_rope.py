@@ -27,8 +27,10 @@ def _rotate_heads(
     a = tl.load(x_ptr + head[:, None] * x_head + first[None, :], mask=mask, other=0.0).to(tl.float32)
     b = tl.load(x_ptr + head[:, None] * x_head + second[None, :], mask=mask, other=0.0).to(tl.float32)
     dtype = out_ptr.dtype.element_ty
-    tl.store(out_ptr + head[:, None] * out_head + first[None, :], (a * cos - b * sin).to(dtype), mask=mask)
-    tl.store(out_ptr + head[:, None] * out_head + second[None, :], (b * cos + a * sin).to(dtype), mask=mask)
+    # Fused by name, because a compiler fuses either product: `kvcache.rope_write_kv` has to round alike.
+    turned_a, turned_b = tl.fma(a, cos, -(b * sin)), tl.fma(b, cos, a * sin)
+    tl.store(out_ptr + head[:, None] * out_head + first[None, :], turned_a.to(dtype), mask=mask)
+    tl.store(out_ptr + head[:, None] * out_head + second[None, :], turned_b.to(dtype), mask=mask)
     if REST > 0:
         rest = 2 * HALF + tl.arange(0, REST)
         mask = live[:, None] & (rest < HEAD_DIM)[None, :]

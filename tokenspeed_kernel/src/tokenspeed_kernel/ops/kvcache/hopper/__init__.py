@@ -1,0 +1,1 @@
+"""Cache kernels made for Hopper."""

@@ -38,8 +38,8 @@ _H200: Final = Verified(VerifiedBy.SILICON, "H200 (sm_90)", "flashinfer-python 0
 SPECS: Final = (
     # Prefill is where it is ahead: 646 TFLOP/s at 8 x 4096 on an H200. At decoding the portable kernel is (594 us against 740 at
     # 64 x 8192 keys), and does not stop for a plan: there it is chosen by name alone.
-    _spec("mha_prefill", ("q", "k", "v"), Band.PERFORMANT, 0, {"causal": _BOTH}),
-    _spec("mha_extend", ("q", "k_cache", "v_cache"), Band.PERFORMANT, 0, {"causal": _BOTH}),
+    _spec("mha_prefill", ("q", "k", "v"), Band.PERFORMANT, 0, {"causal": _BOTH}, _H200),
+    _spec("mha_extend", ("q", "k_cache", "v_cache"), Band.PERFORMANT, 0, {"causal": _BOTH}, _H200),
     _spec("mha_decode", ("q", "k_cache", "v_cache"), Band.PORTABLE, -1, {}, _H200),
     # 600 TFLOP/s at 8 x 4096 on an H200, but a call for each length in the batch, and the host waits for the lengths at each layer:
     # chosen by name alone.

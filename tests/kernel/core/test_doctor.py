@@ -55,6 +55,7 @@ def test_a_library_that_is_not_installed_costs_kernels_and_is_no_fault(
 
     real = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "triton" else real(name, *rest))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # otherwise its kernels are none for a CPU
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
     for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
         monkeypatch.delitem(sys.modules, name)

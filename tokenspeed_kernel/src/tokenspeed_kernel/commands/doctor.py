@@ -41,7 +41,7 @@ def _run(options: argparse.Namespace) -> int:
         "platform": platform_facts(platform),
         "kernels": len(list(registry)),
         "ops": len(registry.ops()),
-        "libraries": [_library_facts(registry, platform, one) for one in _libraries(registry)],
+        "libraries": [_library_facts(registry, platform, config, one) for one in _libraries(registry)],
         "plugins": [plugin_facts(record) for record in registry.plugins],
         "warnings": [str(one.message) for one in caught],
         "disabled": sorted(config.disabled),
@@ -71,10 +71,10 @@ def _libraries(registry: Registry) -> list[Library]:
     return sorted(found, key=lambda one: (one.module, one.version))
 
 
-def _library_facts(registry: Registry, platform: Platform, library: Library) -> dict[str, Any]:
+def _library_facts(registry: Registry, platform: Platform, config: KernelConfig, library: Library) -> dict[str, Any]:
     problem = library_problem(library)
     users = [spec for spec in registry if library in spec.libraries]
-    here = [spec for spec in users if _runs_on(spec, platform)]
+    here = [spec for spec in users if _runs_on(spec, platform, config)]
     try:
         version = importlib.metadata.version(library.distribution or library.module)
     except importlib.metadata.PackageNotFoundError:
@@ -92,8 +92,8 @@ def _library_facts(registry: Registry, platform: Platform, library: Library) -> 
     }
 
 
-def _runs_on(spec: KernelSpec, platform: Platform) -> bool:
-    interpreted = spec.capability.interpreter and platform.vendor is Vendor.CPU
+def _runs_on(spec: KernelSpec, platform: Platform, config: KernelConfig) -> bool:
+    interpreted = spec.capability.interpreter and platform.vendor is Vendor.CPU and config.triton_interpreter
     return interpreted or spec.capability.mismatch(platform) is None
 
 

@@ -19,7 +19,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tokenspeed_kernel.ops.kvcache.triton.pages import _transfer_pages_kernel
+from tokenspeed_kernel.ops.kvcache.triton.rope_write import _rope_write_kv_kernel
 from tokenspeed_kernel.ops.kvcache.triton.scaled import _write_scaled_kv_kernel
+from tokenspeed_kernel.ops.mla.triton.rope_write import _rope_write_mla_kernel
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -32,7 +34,7 @@ TARGETS = {
 ALIGNED = ("_ptr", "_token", "_head", "_page", "_offset")
 
 
-def kernels() -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any]]]:
+def kernels(target: str) -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any]]]:
     """Yield (name, kernel, types of the pointers, compile-time constants)."""
     for dtype in ("bf16", "fp16", "fp32"):
         for paged in (True, False):
@@ -47,6 +49,32 @@ def kernels() -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any]]]:
             pointers = {"src_ptr": word, "dst_ptr": word, "src_pages_ptr": "i64", "dst_pages_ptr": "i32"}
             constants = {"SRC_BY_PAIR": by_pair, "DST_BY_PAIR": False, "BLOCK": 2048}
             yield f"pages {word} {by_pair}", _transfer_pages_kernel, pointers, constants
+
+    yield from rotations(target)
+
+
+def rotations(target: str) -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any]]]:
+    """The writes that rotate, the latent cache's too: chained where the target can, fp8 of the device or encoded."""
+    lists = {"positions_ptr": "i64", "table_ptr": "fp32", "slots_ptr": "i64"}
+    hopper = target == "sm_90"
+    for interleaved in (False, True):
+        common = {"INTERLEAVED": interleaved, "CHAINED": hopper, "position_step": 1, "slot_step": 1}
+        for stored in ("bf16", "fp8e4nv" if hopper else "u8"):
+            pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "q_out_ptr"), "bf16") | lists
+            pointers |= {"k_cache_ptr": stored, "v_cache_ptr": stored, "k_scale_ptr": "fp32", "v_scale_ptr": "fp32"}
+            constants = {
+                "HEAD_DIM": 128,
+                "HALF": 64,
+                "BLOCK": 64,
+                "BLOCK_D": 128,
+                "REST": 0,
+                "HEADS": 8,
+                "SCALED": stored != "bf16",
+            }
+            yield f"rope write {stored} {interleaved}", _rope_write_kv_kernel, pointers, constants | common
+        pointers = dict.fromkeys(("q_ptr", "k_ptr", "latent_ptr", "q_out_ptr", "kv_ptr"), "bf16") | lists
+        constants = {"LATENT": 512, "HALF": 32, "BLOCK": 32, "BLOCK_L": 512, "HEADS": 16}
+        yield f"rope write latent {interleaved}", _rope_write_mla_kernel, pointers, constants | common
 
 
 def compile_kernel(target: str, function: Any, pointers: dict[str, str], constants: dict[str, Any]) -> Any:
@@ -81,7 +109,7 @@ def spills(kernel: Any, target: str) -> int:
 def main() -> None:
     """Arguments: target; prints {kernel: spills}."""
     target = sys.argv[1]
-    print(json.dumps({name: spills(compile_kernel(target, *rest), target) for name, *rest in kernels()}))
+    print(json.dumps({name: spills(compile_kernel(target, *rest), target) for name, *rest in kernels(target)}))
 
 
 if __name__ == "__main__":

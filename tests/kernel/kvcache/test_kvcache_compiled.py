@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).parent / "compile_kernels.py"
 
 
 @pytest.mark.parametrize(
-    "target", ["sm_80", "gfx942", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sm_90", "sm_100", "sm_120", "gfx950"))]
+    "target", ["sm_80", "sm_90", "gfx942", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sm_100", "sm_120", "gfx950"))]
 )
 def test_kernels_compile(target: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="needs triton")
@@ -23,5 +23,5 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     spills = json.loads(done.stdout.splitlines()[-1])
-    assert len(spills) == 18
+    assert len(spills) == 24
     assert all(count == 0 for count in spills.values()), spills

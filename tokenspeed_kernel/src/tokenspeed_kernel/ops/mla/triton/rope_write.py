@@ -43,15 +43,15 @@ def _rope_write_mla_kernel(
         row = kv_ptr + page * kv_page + (slot - page * page_size) * kv_token  # 64 bits: a pool can pass 2**31 elements
         rows_here = tl.where((slot >= 0) & (slot < num_slots), 1, 0)
         one = tl.arange(0, 1)[:, None]  # a tile of one row
-        live = one < rows_here
-        a, b = load_pairs(k_ptr + token * k_token + one, live, HALF, BLOCK, INTERLEAVED)
+        here = one < rows_here
+        first, second = load_pairs(k_ptr + token * k_token + one, here, HALF, BLOCK, INTERLEAVED)
         dims = tl.arange(0, BLOCK_L)
         seen = dims < LATENT * rows_here
         latent = tl.load(latent_ptr + token * latent_token + dims, mask=seen)
         cos, sin = load_angles(table_ptr, position, max_position, HALF, BLOCK)
-        a, b = rotate(a, b, cos, sin, kv_ptr.dtype.element_ty)
+        first, second = rotate(first, second, cos, sin, kv_ptr.dtype.element_ty)
         tl.store(row + dims, latent, mask=seen)
-        store_pairs(row + LATENT + one, a, b, live, HALF, BLOCK, INTERLEAVED)
+        store_pairs(row + LATENT + one, first, second, here, HALF, BLOCK, INTERLEAVED)
 
 
 def rope_write_mla(

@@ -11,6 +11,7 @@ import torch
 
 from tokenspeed_kernel.case import Case, Tolerance
 from tokenspeed_kernel.ops.mla.contract import MLA_DECODE, MLA_EXTEND, MLA_PREFILL
+from tokenspeed_kernel.ops.mla.packed import pack_rows
 from tokenspeed_kernel.ops.mla.rope_write_cases import ROPE_WRITE_CASES
 from tokenspeed_kernel.ops.mla.write_cases import WRITE_CASES
 
@@ -45,6 +46,7 @@ class LatentBatch:
         heavy: for each request the position of a key that outweighs all others together, so that losing it shows; -1 for none.
         strided: queries, cache and page table are parts of larger tensors.
         pool_pages: pages of a cache that requests share; 0 gives each its own, and NaN to whatever no request owns.
+        packed: the cache is of packed rows, fp8.
     """
 
     name: str
@@ -59,6 +61,7 @@ class LatentBatch:
     heavy: tuple[int, ...] = ()
     strided: bool = False
     pool_pages: int = 0
+    packed: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -115,6 +118,12 @@ DECODE_BATCHES: Final = (
     LatentBatch("strided", (2, 2), (11, 23), strided=True),
     LatentBatch("heavy_keys", (1,) * len(_BORDERS), (300,) * len(_BORDERS), num_heads=2, heavy=_BORDERS),
     LatentBatch("heavy_keys_page_64", (2,) * 5, (300,) * 5, num_heads=2, page_size=64, heavy=(0, 63, 64, 255, 298)),
+    LatentBatch("packed", (1, 1, 1), (9, 0, 40), latent_dim=128, packed=True),
+    LatentBatch("latent_512_rope_64_packed", (2,), (70,), 16, 512, 64, 64, packed=True),
+    LatentBatch("packed_strided", (2, 2), (11, 23), latent_dim=384, rope_dim=6, page_size=5, strided=True, packed=True),
+    LatentBatch("packed_missing_page", (2, 2), (11, 9), latent_dim=128, missing_pages=((0, 0), (1, 1)), packed=True),
+    LatentBatch("heavy_keys_packed", (1,) * 3, (70,) * 3, 2, 128, 16, 64, heavy=(0, 63, 69), packed=True),
+    LatentBatch("packed_no_request", (), (), latent_dim=128, packed=True),
 )
 
 EXTEND_BATCHES: Final = (
@@ -136,6 +145,8 @@ EXTEND_BATCHES: Final = (
     LatentBatch("missing_all_pages", (3, 2), (7, 9), missing_pages=((0, 0), (0, 1))),
     LatentBatch("strided", (3, 1), (11, 23), strided=True),
     LatentBatch("heavy_keys", (2, 3, 1, 2, 1), (300,) * 5, num_heads=2, heavy=(0, 32, 63, 127, 299)),
+    LatentBatch("packed", (5, 1, 6), (17, 9, 6), latent_dim=128, missing_pages=((0, 1),), packed=True),
+    LatentBatch("latent_512_rope_64_packed", (3, 1), (20, 33), 4, 512, 64, 16, packed=True),
 )
 
 PREFILL_BATCHES: Final = (
@@ -170,6 +181,10 @@ DEVICE_DECODE_BATCHES: Final = (
     LatentBatch(
         "b7_page16_h64", (2,) * 7, (4096, 2, 17, 1000, 63, 64, 2049), 64, *_DIMS, 16, heavy=(4094, 0, 15, 998, 31, 32, 2047)
     ),
+)
+DEVICE_PACKED_BATCHES: Final = (
+    LatentBatch("b1_kv65536_q1_h16_packed", (1,), (65536,), 16, *_DIMS, 64, packed=True),
+    LatentBatch("b64_kv8192_q1_h16_packed", (1,) * 64, (8192,) * 64, 16, *_DIMS, 64, pool_pages=512, packed=True),
 )
 DEVICE_EXTEND_BATCHES: Final = (
     LatentBatch("chunk_h16", (512, 1, 33, 200, 1), (4096, 100, 33, 500, 2000), 16, *_DIMS, 64),
@@ -210,6 +225,14 @@ def latent_pool(batch: LatentBatch, generator: torch.Generator) -> tuple[torch.T
     return cache, table
 
 
+def _packed(batch: LatentBatch, cache: torch.Tensor) -> torch.Tensor:
+    """The cache in packed rows; NaN in all parts of rows that are NaN."""
+    rows = cache.flatten(0, 1)
+    packed = pack_rows(rows[:, : batch.latent_dim], rows[:, batch.latent_dim :])
+    packed[rows[:, 0].isnan()] = 255
+    return packed.view(*cache.shape[:2], packed.shape[1])
+
+
 def _paged_inputs(
     batch: LatentBatch, generator: torch.Generator, device: torch.device, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> dict[str, Any]:
@@ -218,16 +241,18 @@ def _paged_inputs(
     q = torch.randn((*shape, batch.num_heads, width), generator=generator)
     if batch.heavy:
         q[..., 0] = 4.0  # every head looks for the heavy key
-    q, cache, table = q.to(device, dtype), cache.to(device, dtype), table.to(device)
+    q, table = q.to(device, dtype), table.to(device)
+    cache = _packed(batch, cache).to(device) if batch.packed else cache.to(device, dtype)
     seq_lens = torch.tensor(batch.seq_lens, dtype=torch.int32, device=device)
     if batch.strided:
         wide = torch.full((*shape, batch.num_heads + 3, width + 5), math.nan, device=device, dtype=dtype)
         wide[..., 1:-2, :width] = q
-        pool = torch.full((len(cache), 2, batch.page_size, width + 3), math.nan, device=device, dtype=dtype)
-        pool[:, 1, :, 2:-1] = cache
+        around = (len(cache), 2, batch.page_size, cache.shape[2] + 8)
+        pool = torch.full(around, 255 if batch.packed else math.nan, device=device, dtype=cache.dtype)
+        pool[:, 1, :, 4:-4] = cache
         columns = torch.full((len(table), table.shape[1], 2), -7, device=device, dtype=torch.int32)
         columns[..., 0] = table
-        q, cache, table = wide[..., 1:-2, :width], pool[:, 1, :, 2:-1], columns[..., 0]
+        q, cache, table = wide[..., 1:-2, :width], pool[:, 1, :, 4:-4], columns[..., 0]
         seq_lens = torch.stack((seq_lens, torch.zeros_like(seq_lens)), 1)[:, 0]
     return {
         "q": q,
@@ -329,7 +354,7 @@ CASES: Final = (
     *_cases(MLA_DECODE.name, DECODE_BATCHES, decode_inputs),
     *_cases(MLA_EXTEND.name, EXTEND_BATCHES, extend_inputs),
     *_cases(MLA_PREFILL.name, PREFILL_BATCHES, expanded_inputs),
-    *_cases(MLA_DECODE.name, DEVICE_DECODE_BATCHES, decode_inputs, bench=True),
+    *_cases(MLA_DECODE.name, (*DEVICE_DECODE_BATCHES, *DEVICE_PACKED_BATCHES), decode_inputs, bench=True),
     *_cases(MLA_EXTEND.name, DEVICE_EXTEND_BATCHES, extend_inputs, bench=True),
     *_cases(MLA_PREFILL.name, DEVICE_PREFILL_BATCHES, expanded_inputs, bench=True),
     *WRITE_CASES,

@@ -9,12 +9,13 @@ import torch
 from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.attention.check import check_int32, check_paged
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
+from tokenspeed_kernel.ops.mla.packed import packed_problem
 
-__all__ = ["check_latent", "check_out", "check_table", "refuse", "shown"]
+__all__ = ["check_latent", "check_out", "check_packed", "check_table", "refuse", "shown"]
 
 
 def check_latent(op: str, q: torch.Tensor, kv_cache: torch.Tensor, latent_dim: int, queries: str) -> None:
-    """Check queries [*queries, num_heads, width] and a latent cache of that width.
+    """Check queries [*queries, num_heads, width] and a latent cache of that width, or of packed rows (uint8).
 
     Raises:
         ShapeError: with the operand, what was expected, and what came.
@@ -26,7 +27,8 @@ def check_latent(op: str, q: torch.Tensor, kv_cache: torch.Tensor, latent_dim: i
     if not 0 < latent_dim < width:
         expected = f"latent_dim from 1 to {width - 1}, q having {width} elements a head"
         raise ShapeError(op, expected=expected, got=str(latent_dim), fix="pass latent_dim, the part of a row that is the value")
-    if kv_cache.dim() != 3 or kv_cache.shape[2] != width or kv_cache.shape[1] == 0:
+    packed = kv_cache.dtype is torch.uint8
+    if kv_cache.dim() != 3 or kv_cache.shape[1] == 0 or (kv_cache.shape[2] != width and not packed):
         refuse(op, f"kv_cache [num_pages, page_size >= 1, {width}]", kv_cache)
     if kv_cache.device != q.device:
         refuse(op, f"kv_cache on {q.device}", kv_cache)
@@ -35,6 +37,20 @@ def check_latent(op: str, q: torch.Tensor, kv_cache: torch.Tensor, latent_dim: i
     if kv_cache.stride(2) != 1:
         fix = "lay the cache out with a row's elements innermost"
         refuse(op, "kv_cache with its last dimension contiguous", kv_cache, fix=fix, strides=True)
+    if packed:
+        check_packed(op, kv_cache, latent_dim, width - latent_dim)
+
+
+def check_packed(op: str, kv_cache: torch.Tensor, latent_dim: int, rope_dim: int) -> None:
+    """Check a cache of packed rows.
+
+    Raises:
+        ShapeError: its width or alignment is another.
+    """
+    problem = packed_problem(kv_cache, latent_dim, rope_dim)
+    if problem is not None:
+        expected, remedy = problem
+        refuse(op, expected, kv_cache, fix=remedy, strides=True)
 
 
 def check_table(

@@ -35,7 +35,7 @@ def _expanded_flops(inputs: dict[str, Any]) -> int:
 def _write_bytes(inputs: dict[str, Any], result: Any) -> int:
     """New rows are read and written once; nothing else of the pool is touched."""
     parts, slots, cache = (inputs["latent"], inputs["rope"]), inputs["slot_mapping"], inputs["kv_cache"]
-    moved = sum(part.numel() * (part.element_size() + cache.element_size()) for part in parts)
+    moved = sum(part.numel() * part.element_size() for part in parts) + slots.numel() * cache.shape[2] * cache.element_size()
     return int(moved + slots.numel() * slots.element_size())
 
 

@@ -81,7 +81,9 @@ def mla_extend(
     Args:
         q: [num_tokens, num_heads, latent_dim + rope_dim] fp32, fp16, bf16 (fp64 on the CPU), last dimension contiguous; the
             projection into the latent space is already applied.
-        kv_cache: [num_pages, page_size, latent_dim + rope_dim] of q's dtype, last dimension contiguous.
+        kv_cache: [num_pages, page_size, latent_dim + rope_dim] of q's dtype, last dimension contiguous; or packed rows of fp8,
+            uint8 [num_pages, page_size, latent_dim + latent_dim / 32 + 2 * rope_dim], pages and tokens at multiples of 4 bytes
+            (see docs/contracts/mla.md).
         page_table: [num_reqs, max_pages] int32, page indices; keys on pages outside 0..num_pages-1 (-1, say) are masked.
         cu_seqlens_q: [num_reqs + 1] int32, request r's queries are rows [cu[r], cu[r + 1]); from 0 to num_tokens.
         seq_lens: [num_reqs] int32, tokens in the cache including the new ones.

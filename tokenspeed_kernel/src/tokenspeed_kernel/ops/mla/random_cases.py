@@ -41,17 +41,19 @@ def _latent(rng: random.Random, op: str, make: Callable[..., dict[str, Any]]) ->
     queries, keys = _lengths(rng, uniform=op == MLA_DECODE.name)
     page_size = rng.choice((1, 3, 4, 16, 64))
     pages = [(request, page) for request, length in enumerate(keys) for page in range(-(-length // page_size))]
+    packed = rng.random() < 0.25
     batch = LatentBatch(
         "random",
         queries,
         keys,
         num_heads=rng.randint(1, 20),
-        latent_dim=random_size(rng, 130),
-        rope_dim=random_size(rng, 70),
+        latent_dim=128 * rng.randint(1, 3) if packed else random_size(rng, 130),
+        rope_dim=2 * rng.randint(1, 35) if packed else random_size(rng, 70),
         page_size=page_size,
         causal=rng.random() < 0.7,
         missing_pages=tuple(rng.sample(pages, min(len(pages), rng.choice((0, 0, 1, 2))))),
         strided=rng.random() < 0.3,
+        packed=packed,
     )
     return _case(op, batch, make, rng)
 

@@ -10,6 +10,7 @@ import math
 import torch
 
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
+from tokenspeed_kernel.ops.mla.packed import pack_rows, unpack_rows
 from tokenspeed_kernel.ops.rope import reference as rotation
 
 __all__ = ["attend_row", "mla_decode", "mla_extend", "mla_prefill", "rope_write_mla", "write_mla_cache"]
@@ -79,7 +80,8 @@ def mla_extend(
         for row in rows:
             position = seq_len - len(rows) + (row - rows.start)
             seen = keys <= position if causal else keys >= 0
-            found = kv_cache[pages[seen], keys[seen] % page_size].to(torch.float64)
+            found = kv_cache[pages[seen], keys[seen] % page_size]
+            found = unpack_rows(found, latent_dim, torch.float64) if found.dtype is torch.uint8 else found.to(torch.float64)
             result[row], lse[row] = attend_row(q[row], found, found[:, :latent_dim], softmax_scale)
     result = result.to(q.dtype) if out is None else out.copy_(result)
     return (result, lse.to(torch.float32)) if return_lse else result
@@ -123,7 +125,11 @@ def write_mla_cache(latent: torch.Tensor, rope: torch.Tensor, kv_cache: torch.Te
     num_pages, page_size, _ = kv_cache.shape
     for token, slot in enumerate(slot_mapping.tolist()):
         if 0 <= slot < num_pages * page_size:
-            kv_cache[slot // page_size, slot % page_size] = torch.cat((latent[token], rope[token])).to(kv_cache.dtype)
+            if kv_cache.dtype is torch.uint8:
+                row = pack_rows(latent[token : token + 1], rope[token : token + 1])[0]
+            else:
+                row = torch.cat((latent[token], rope[token])).to(kv_cache.dtype)
+            kv_cache[slot // page_size, slot % page_size] = row
 
 
 def rope_write_mla(

@@ -11,6 +11,7 @@ from tokenspeed_kernel.errors import ShapeError
 from tokenspeed_kernel.ops.attention.cpu.schedule import check_lengths
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
 from tokenspeed_kernel.ops.mla.cpu.softmax import RunningSoftmax, compute_dtype
+from tokenspeed_kernel.ops.mla.packed import unpack_rows
 
 __all__ = ["mla_decode", "mla_extend"]
 
@@ -141,7 +142,8 @@ def _attend(
     for start in range(0, len(keys.positions), _BLOCK_KEYS):
         block = slice(start, start + _BLOCK_KEYS)
         positions = keys.positions[block]
-        rows = kv_cache[keys.pages[block], keys.offsets[block]].to(dtype)
+        rows = kv_cache[keys.pages[block], keys.offsets[block]]
+        rows = unpack_rows(rows, latent_dim, dtype) if rows.dtype is torch.uint8 else rows.to(dtype)
         block_first, block_last = int(positions[0]), int(positions[-1])
         # Queries before the block's first key see nothing of it.
         begin = max(0, block_first - first_position) if causal else 0

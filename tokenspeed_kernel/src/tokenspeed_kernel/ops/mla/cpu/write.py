@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from tokenspeed_kernel.ops.mla.packed import pack_rows
+
 __all__ = ["write_mla_cache"]
 
 
@@ -16,5 +18,6 @@ def write_mla_cache(latent: torch.Tensor, rope: torch.Tensor, kv_cache: torch.Te
     if len(slot_mapping) == 0:
         return
     pages = torch.div(slot_mapping, page_size, rounding_mode="floor")
-    rows = torch.cat((latent, rope), dim=1).to(kv_cache.dtype)
+    packed = kv_cache.dtype is torch.uint8
+    rows = pack_rows(latent, rope) if packed else torch.cat((latent, rope), dim=1).to(kv_cache.dtype)
     kv_cache.index_put_((pages, slot_mapping - pages * page_size), rows)

@@ -18,7 +18,7 @@ from tokenspeed_kernel.ops.attention.plan import AttentionPlan
 from tokenspeed_kernel.ops.attention.triton.tuning import unit_columns
 from tokenspeed_kernel.ops.mla.triton.merge import merge_parts
 from tokenspeed_kernel.ops.mla.triton.tile import add_keys, add_keys_by_slices, finish_rows
-from tokenspeed_kernel.ops.mla.triton.tuning import device_facts, latent_config, num_splits
+from tokenspeed_kernel.ops.mla.triton.tuning import device_facts, latent_config, num_splits, packed_config
 
 __all__ = ["mla_decode", "mla_extend"]
 
@@ -197,6 +197,8 @@ def _launch(
     facts = device_facts(q.device)
     rows = max_seqlen_q * num_heads
     config = latent_config(q.dtype, latent_dim, width - latent_dim, rows, max_seqlen_k, page_size, facts)
+    if kv_cache.dtype is torch.uint8:
+        config = packed_config(config, facts)
     if cu_seqlens_q is None:
         tiles = num_reqs * triton.cdiv(q_len * num_heads, config.block_m)
     else:

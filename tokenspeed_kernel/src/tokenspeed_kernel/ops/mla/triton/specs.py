@@ -11,6 +11,8 @@ from tokenspeed_kernel.traits import Constraint, OneOf, Range
 __all__ = ["SPECS"]
 
 _FORMATS: Final = ("fp32", "bf16", "fp16")
+# Packed rows of fp8 (see `packed`), decoded in integer arithmetic where the device has no conversion.
+_PACKED: Final = tuple(Signature.of(q=queries, kv_cache="uint8") for queries in _FORMATS)
 _BOTH: Final = OneOf(False, True)
 _VERIFIED: Final = (
     Verified(VerifiedBy.SILICON, "H200 (sm_90)"),
@@ -19,7 +21,7 @@ _VERIFIED: Final = (
 )
 
 
-def _spec(op: str, module: str, operands: tuple[str, ...], **dims: Constraint) -> KernelSpec:
+def _spec(op: str, module: str, operands: tuple[str, ...], *more: Signature, **dims: Constraint) -> KernelSpec:
     return KernelSpec(
         op=f"mla.{op}",
         name=f"triton_{op}",
@@ -27,7 +29,7 @@ def _spec(op: str, module: str, operands: tuple[str, ...], **dims: Constraint) -
         band=Band.PORTABLE,
         implementation=f"tokenspeed_kernel.ops.mla.triton.{module}:{op}",
         capability=TRITON_PORTABLE,
-        formats=Signature.same(operands, _FORMATS),
+        formats=(*Signature.same(operands, _FORMATS), *more),
         traits={"causal": _BOTH, "return_lse": _BOTH, **dims},
         requires=("triton",),
         graph_safe=True,
@@ -37,8 +39,8 @@ def _spec(op: str, module: str, operands: tuple[str, ...], **dims: Constraint) -
 
 SPECS: Final = (
     # A row of accumulators lies in registers; any page size will do, multiples of the key tile are fastest.
-    _spec("mla_decode", "paged", ("q", "kv_cache"), latent_dim=Range(1, 512), rope_dim=Range(1, 128)),
-    _spec("mla_extend", "paged", ("q", "kv_cache"), latent_dim=Range(1, 512), rope_dim=Range(1, 128)),
+    _spec("mla_decode", "paged", ("q", "kv_cache"), *_PACKED, latent_dim=Range(1, 512), rope_dim=Range(1, 128)),
+    _spec("mla_extend", "paged", ("q", "kv_cache"), *_PACKED, latent_dim=Range(1, 512), rope_dim=Range(1, 128)),
     _spec("mla_prefill", "prefill", ("q", "k", "v"), head_dim=Range(1, 256), v_head_dim=Range(1, 256)),
     KernelSpec(
         op="mla.write_mla_cache",
@@ -47,7 +49,7 @@ SPECS: Final = (
         band=Band.PORTABLE,
         implementation="tokenspeed_kernel.ops.mla.triton.write:write_mla_cache",
         capability=TRITON_PORTABLE,
-        formats=tuple(Signature.of(latent=new, rope=new, kv_cache=kept) for new in _FORMATS for kept in _FORMATS),
+        formats=tuple(Signature.of(latent=new, rope=new, kv_cache=kept) for new in _FORMATS for kept in (*_FORMATS, "uint8")),
         requires=("triton",),
         graph_safe=True,
         verified=_VERIFIED,

@@ -13,10 +13,45 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel.ops.kvcache.triton.fp8 import decode_e4m3
+from tokenspeed_kernel.ops.mla.packed import SCALE_BLOCK
+
 __all__ = ["add_keys", "add_keys_by_slices", "finish_rows", "update_softmax"]
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
+_SCALE_BLOCK = tl.constexpr(SCALE_BLOCK)
+
+
+@triton.jit
+def _load_latent(rows, dims, mask, valid, LATENT: tl.constexpr, dtype: tl.constexpr):
+    """Latent elements `dims` of rows [BLOCK_N, 1] in dtype; the cache's own, or packed ones: a code times its block's scale."""
+    if rows.dtype.element_ty == tl.uint8:
+        codes = decode_e4m3(tl.load(rows + dims[None, :], mask=mask, other=0))
+        scales = (rows + LATENT).to(tl.pointer_type(tl.float32))
+        WIDTH: tl.constexpr = dims.shape[0]
+        if WIDTH > _SCALE_BLOCK:  # whole blocks: each scale is read once
+            BLOCKS: tl.constexpr = WIDTH // _SCALE_BLOCK
+            block = tl.arange(0, BLOCKS)[None, :]
+            scale = tl.load(scales + block, mask=valid[:, None] & (block < LATENT // _SCALE_BLOCK), other=0.0)
+            codes = tl.reshape(codes, [codes.shape[0], BLOCKS, _SCALE_BLOCK]) * scale[:, :, None]
+            latent = tl.reshape(codes, [codes.shape[0], WIDTH]).to(dtype)
+        else:
+            latent = (codes * tl.load(scales + (dims // _SCALE_BLOCK)[None, :], mask=mask, other=0.0)).to(dtype)
+    else:
+        latent = tl.load(rows + dims[None, :], mask=mask, other=0.0)
+    return latent
+
+
+@triton.jit
+def _load_rope(rows, dims, mask, LATENT: tl.constexpr, dtype: tl.constexpr):
+    """Rope elements `dims`."""
+    if rows.dtype.element_ty == tl.uint8:
+        first = (rows + LATENT + LATENT // _SCALE_BLOCK * 4).to(tl.pointer_type(tl.bfloat16))
+        rope = tl.load(first + dims[None, :], mask=mask, other=0.0).to(dtype)
+    else:
+        rope = tl.load(rows + LATENT + dims[None, :], mask=mask, other=0.0)
+    return rope
 
 
 @triton.jit
@@ -43,8 +78,8 @@ def add_keys(
     if ROPE != BLOCK_R:
         rope_mask = rope_mask & (rope_dims < ROPE)[None, :]
     rows = (kv_ptr + kv_rows)[:, None]
-    latent = tl.load(rows + dims[None, :], mask=latent_mask, other=0.0)
-    rope = tl.load(rows + LATENT + rope_dims[None, :], mask=rope_mask, other=0.0)
+    latent = _load_latent(rows, dims, latent_mask, valid, LATENT, q_latent.dtype)
+    rope = _load_rope(rows, rope_dims, rope_mask, LATENT, q_latent.dtype)
     logits = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
     logits = tl.dot(q_rope, tl.trans(rope), logits, input_precision="ieee")
     weights, shrink, rows_max, rows_sum = update_softmax(logits, seen, scale, rows_max, rows_sum)
@@ -64,10 +99,16 @@ def add_keys_by_slices(
         dims = start + tl.arange(0, CHUNK)
         inside = (dims < LATENT + ROPE)[None, :]
         q = tl.load(q_rows[:, None] + dims[None, :], mask=live[:, None] & inside, other=0.0)
-        k = tl.load(rows + dims[None, :], mask=valid[:, None] & inside, other=0.0)
+        if kv_ptr.dtype.element_ty == tl.uint8:
+            k = _load_latent(rows, dims, valid[:, None] & (dims < LATENT)[None, :], valid, LATENT, q.dtype)
+            rope_mask = valid[:, None] & inside & (dims >= LATENT)[None, :]
+            k = tl.where((dims < LATENT)[None, :], k, _load_rope(rows, dims - LATENT, rope_mask, LATENT, q.dtype))
+        else:
+            k = tl.load(rows + dims[None, :], mask=valid[:, None] & inside, other=0.0)
         logits = tl.dot(q, tl.trans(k), logits, input_precision="ieee")
     weights, shrink, rows_max, rows_sum = update_softmax(logits, seen, scale, rows_max, rows_sum)
-    values = tl.load(rows + value_dims[None, :], mask=valid[:, None] & (value_dims < LATENT)[None, :], other=0.0)
+    value_mask = valid[:, None] & (value_dims < LATENT)[None, :]
+    values = _load_latent(rows, value_dims, value_mask, valid, LATENT, q_rows.dtype.element_ty)
     acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
     return rows_max, rows_sum, acc
 

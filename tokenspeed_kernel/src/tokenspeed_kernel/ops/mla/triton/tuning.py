@@ -5,7 +5,7 @@ for a device that is not there what its launcher would run.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,7 @@ __all__ = [
     "device_facts",
     "latent_config",
     "num_splits",
+    "packed_config",
     "power_of_two",
     "prefill_config",
 ]
@@ -146,6 +147,14 @@ def latent_config(
     more = 2 if page_size % block_n else 0
     buffers = 2 if fits(block_m, block_n, 2) else 1
     return LatentConfig(block_m, block_n, block_l, block_r, block_l, 0, 4 if block_m == 16 else 8, buffers + 1 + more)
+
+
+def packed_config(config: LatentConfig, facts: DeviceFacts) -> LatentConfig:
+    """The same for a cache of packed rows: codes become numbers in registers, which hold 32 keys at most."""
+    if config.chunk:
+        return config
+    block_n = min(config.block_n, 32 if facts.major in (9, 10) else _MIN_DOT)
+    return replace(config, block_n=block_n, num_warps=max(8, config.num_warps), num_stages=min(config.num_stages, 2))
 
 
 def prefill_config(

@@ -48,7 +48,7 @@ def pack_rows(latent: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     nearest to x / scale, of two the even one, and 448 beyond it. All in float32; NaN stays NaN.
     """
     num_rows, latent_dim = latent.shape
-    blocks = latent.to(torch.float32).unflatten(1, (latent_dim // SCALE_BLOCK, SCALE_BLOCK))
+    blocks = latent.to(torch.float32).reshape(num_rows, latent_dim // SCALE_BLOCK, SCALE_BLOCK)
     largest = torch.where(blocks.isfinite(), blocks.abs(), 0.0).amax(2) if latent_dim else blocks.new_zeros((num_rows, 0))
     scale = largest / _LARGEST
     scale = torch.where(scale == 0, 1.0, scale)
@@ -65,5 +65,5 @@ def unpack_rows(rows: torch.Tensor, latent_dim: int, dtype: torch.dtype) -> torc
     codes = rows[:, : ends[0]].contiguous().view(torch.float8_e4m3fn).to(dtype)
     scale = rows[:, ends[0] : ends[1]].contiguous().view(torch.float32).to(dtype)
     rope = rows[:, ends[1] :].contiguous().view(torch.bfloat16).to(dtype)
-    latent = codes.unflatten(1, (num_scales, SCALE_BLOCK)) * scale[..., None]
+    latent = codes.view(len(rows), num_scales, SCALE_BLOCK) * scale[..., None]
     return torch.cat((latent.flatten(1), rope), dim=1)

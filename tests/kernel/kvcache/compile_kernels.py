@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tokenspeed_kernel.ops.kvcache.triton.pages import _transfer_pages_kernel
+from tokenspeed_kernel.ops.kvcache.triton.pages import _stream_pages_kernel, _transfer_pages_kernel
 from tokenspeed_kernel.ops.kvcache.triton.rope_write import _rope_write_kv_kernel
 from tokenspeed_kernel.ops.kvcache.triton.scaled import _write_scaled_kv_kernel
 from tokenspeed_kernel.ops.mla.triton.rope_write import _rope_write_mla_kernel
@@ -49,6 +49,7 @@ def kernels(target: str) -> Iterator[tuple[str, Any, dict[str, str], dict[str, A
             pointers = {"src_ptr": word, "dst_ptr": word, "src_pages_ptr": "i64", "dst_pages_ptr": "i32"}
             constants = {"SRC_BY_PAIR": by_pair, "DST_BY_PAIR": False, "BLOCK": 2048}
             yield f"pages {word} {by_pair}", _transfer_pages_kernel, pointers, constants
+        yield f"pages {word} by few programs", _stream_pages_kernel, pointers, {"BLOCK": 1024}
 
     yield from rotations(target)
 

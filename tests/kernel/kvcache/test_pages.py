@@ -182,3 +182,26 @@ def test_eager_call_does_not_enter_the_library(monkeypatch: pytest.MonkeyPatch) 
     pool = torch.zeros(4, 3)
     copy_pages(pool, _ids(0), _ids(1))
     transfer_pages(pool, torch.zeros(4, 3), _ids(0), _ids(1))
+
+
+@pytest.mark.parametrize("programs", [1, 3, 100])
+def test_few_programs_copy_what_many_do(tmp_path: Path, programs: int) -> None:
+    """How a pool of the host is reached: several blocks a page, pairs out of range, a page whose offset passes 32 bits."""
+    pytest.importorskip("triton", reason="needs triton")
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    from tokenspeed_kernel.ops.kvcache.triton.pages import _launch
+
+    path = tmp_path / "pool"
+    with path.open("wb") as file:
+        file.truncate(2**31 + 40_002)
+    if path.stat().st_blocks * 512 > 2**20:
+        pytest.skip("needs a file system with sparse files")
+    flat = torch.from_file(str(path), shared=True, size=2**31 + 40_002, dtype=torch.uint8)
+    source = flat.as_strided((9, 40_001), (2**28, 1))
+    for page in (1, 8):
+        source[page] = torch.randint(0, 256, (40_001,), dtype=torch.uint8)
+    target = torch.zeros(4, 40_001, dtype=torch.uint8)
+    sources, destinations = _ids(8, 9, 1, -1, 1), _ids(2, 0, 3, 1, 4)
+    _launch(source, target, sources, destinations, 9, 4, programs=programs)
+    assert torch.equal(target, torch.stack((source[0], source[0], source[8], source[1])))

@@ -46,6 +46,7 @@ void RadixTree::check() const {
   TOKENSPEED_INVARIANT(nodes == num_nodes_ && device == num_pages_ && host == num_host_pages_ && locked == num_locked_pages_);
   TOKENSPEED_INVARIANT(clean == num_clean_evictable_pages_);
   TOKENSPEED_INVARIANT(dirty_leaves == dirty_leaves_.size() && clean_leaves == clean_leaves_.size());
+  check_groups();
   TOKENSPEED_INVARIANT(host_leaves == host_leaves_.size() && duplicates == duplicates_.size() && waiting == waiting_for_store_.size());
 }
 

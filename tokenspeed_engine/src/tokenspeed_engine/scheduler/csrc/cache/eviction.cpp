@@ -38,6 +38,7 @@ void RadixTree::reindex(Node& node) {
     node.place = place;
     if (LruIndex* index = index_of(place)) index->insert(&node);
   }
+  if (has_groups()) reindex_groups(node);
   if (host_ == nullptr) return;
   const bool has_copy = host_ready(node);
   if (const bool is_duplicate = has_copy && device_ready(node) && node.keeps == 0 && node.store == nullptr;
@@ -69,6 +70,7 @@ void RadixTree::leave_indexes(Node& node) noexcept {
   if (node.is_duplicate) duplicates_.erase(&node);
   if (node.counts_as_clean) num_clean_evictable_pages_ -= pages_of(node);
   if (node.waits_for_store) waiting_for_store_.erase(&node);
+  if (has_groups()) leave_group_indexes(node);
 }
 
 std::int32_t RadixTree::evict(std::int32_t max_pages, EvictMode mode) {
@@ -102,6 +104,11 @@ std::int32_t RadixTree::evict_dirty(Node& node, std::int32_t max_pages) {
   tell_removed(node, pages_of(node) - count, count, Tier::kDevice);
   num_pages_ -= count;
   node.pages.take_back(count).release();
+  if (!node.window_pages.empty()) {
+    num_window_pages_ -= count;
+    node.window_pages.take_back(count).release();
+  }
+  if (!node.snapshot.empty()) drop_snapshot(node);  // of an end that is no more
   drop_end(node, count);
   return count;
 }
@@ -124,6 +131,8 @@ void RadixTree::remove_leaf(Node& node) {
     tell_removed(node, 0, pages_of(node), Tier::kHost);
     num_host_pages_ -= node.host_pages.size();
   }
+  num_window_pages_ -= node.window_pages.size();
+  num_snapshots_ -= node.snapshot.size();
   leave_indexes(node);
   parent.children.erase(parent.children.find(first_page(node)));  // destroys the node, which gives its pages back
   --num_nodes_;

@@ -36,21 +36,36 @@ enum class EvictionPlace : std::int8_t {
 };
 
 struct RadixNode {
-  RadixNode(PageAllocator& device, PageAllocator& host, std::size_t page_size, RadixNode* parent_node, std::uint64_t number)
-      : parent(parent_node), pages(device), host_pages(host), children(FirstPageLess{page_size}), construction_number(number) {}
+  RadixNode(PageAllocator& device, PageAllocator& host, PageAllocator& window, PageAllocator& snapshots, std::size_t page_size,
+            RadixNode* parent_node, std::uint64_t number)
+      : parent(parent_node),
+        pages(device),
+        host_pages(host),
+        window_pages(window),
+        snapshot(snapshots),
+        children(FirstPageLess{page_size}),
+        construction_number(number) {}
 
   RadixNode* parent;            // null for the root of a salt
   std::vector<TokenId> tokens;  // page_size for each page
   // One page in each of these for each page of tokens, or none: a node is on the device, on the host, or on both.
   OwnedPages pages;
   OwnedPages host_pages;
+  OwnedPages window_pages;  // the same of the layers that see a window only; gone where no window needs them
+  OwnedPages snapshot;      // one slot with the state after the node's last token, or none
   std::set<std::unique_ptr<RadixNode>, FirstPageLess> children;
   std::uint64_t construction_number;
   std::uint64_t last_use = 0;
   std::int32_t locks = 0;            // references to this node, transfers of it, plus children that are locked
   std::int32_t keeps = 0;            // the same for references that only need some copy to stay
   std::int32_t device_children = 0;  // children that hold device pages, valid or on their way
+  std::int32_t window_locks = 0;     // references whose window reaches into this node
+  std::int32_t borrows = 0;          // readers of the snapshot
+  std::uint64_t window_use = 0;      // logical time at which the last window left the node; 0: none reached it
+  std::uint64_t snapshot_use = 0;    // logical time at which the snapshot was made or last read
   EvictionPlace place = EvictionPlace::kNone;
+  bool in_window_index = false;
+  bool in_snapshot_index = false;
   bool is_duplicate = false;       // among the host copies that the device makes redundant
   bool counts_as_clean = false;    // its pages are in the tree's count of unlocked pages with a host copy
   bool is_stored = false;          // its pages were given to the external store
@@ -68,6 +83,20 @@ struct RadixNode {
 struct LeastRecentlyUsedFirst {
   bool operator()(const RadixNode* a, const RadixNode* b) const noexcept {
     if (a->last_use != b->last_use) return a->last_use < b->last_use;
+    return a->construction_number < b->construction_number;
+  }
+};
+
+struct WindowLeftFirst {
+  bool operator()(const RadixNode* a, const RadixNode* b) const noexcept {
+    if (a->window_use != b->window_use) return a->window_use < b->window_use;
+    return a->construction_number < b->construction_number;
+  }
+};
+
+struct SnapshotLeastRecentlyUsedFirst {
+  bool operator()(const RadixNode* a, const RadixNode* b) const noexcept {
+    if (a->snapshot_use != b->snapshot_use) return a->snapshot_use < b->snapshot_use;
     return a->construction_number < b->construction_number;
   }
 };

@@ -50,8 +50,13 @@ RadixTree::RadixTree(PageAllocator& device, std::int32_t page_size, const RadixT
       host_(options.host),
       events_(options.events),
       external_store_(options.external_store),
+      window_(options.window),
+      snapshots_(options.snapshots),
+      window_before_(options.window_tokens > 0 ? static_cast<std::size_t>(options.window_tokens - 1) : 0),
       page_size_(static_cast<std::size_t>(page_size)) {
   TOKENSPEED_INVARIANT(page_size > 0);
+  TOKENSPEED_INVARIANT((window_ != nullptr) == (options.window_tokens > 0));
+  TOKENSPEED_INVARIANT(host_ == nullptr || !has_groups());
   default_root_ = &root_of("");
 }
 
@@ -82,7 +87,8 @@ detail::RadixNode& RadixTree::root_of(std::string_view salt) {
 }
 
 std::unique_ptr<detail::RadixNode> RadixTree::make_node(Node* parent) {
-  return std::make_unique<Node>(device_, host_ != nullptr ? *host_ : device_, page_size_, parent, next_construction_number_++);
+  const auto pool = [this](PageAllocator* given) -> PageAllocator& { return given != nullptr ? *given : device_; };
+  return std::make_unique<Node>(device_, pool(host_), pool(window_), pool(snapshots_), page_size_, parent, next_construction_number_++);
 }
 
 void RadixTree::drop_unused_root(Node& root) {
@@ -108,6 +114,7 @@ detail::RadixNode* RadixTree::find_child(const Node& node, std::span<const Token
 
 PrefixProbe RadixTree::probe(std::span<const TokenId> tokens, std::int32_t max_pages, std::string_view salt) const {
   PrefixProbe hit;
+  if (has_groups()) max_pages = resumable_pages(tokens, max_pages, salt);
   const Node* node = find_root(salt);
   if (node == nullptr) return hit;
   tokens = whole_pages(tokens, max_pages);
@@ -131,6 +138,7 @@ PrefixProbe RadixTree::probe(std::span<const TokenId> tokens, std::int32_t max_p
 }
 
 NodeRef RadixTree::lock_prefix(std::span<const TokenId> tokens, std::int32_t max_pages, std::string_view salt, Tier through) {
+  if (has_groups()) max_pages = resumable_pages(tokens, max_pages, salt);
   tokens = whole_pages(tokens, max_pages);
   Node* last = salt.empty() ? default_root_ : &root_of(salt);
   while (Node* node = find_child(*last, tokens)) {
@@ -148,10 +156,24 @@ NodeRef RadixTree::lock_prefix(std::span<const TokenId> tokens, std::int32_t max
 
 // Nobody else relies on where such a node ends, so it can grow: decoding does not make a node for each page.
 bool RadixTree::can_grow(const Node& node) const noexcept {
-  return !node.is_root() && node.locks == 1 && node.children.empty() && node.host_pages.empty();
+  return !node.is_root() && node.locks == 1 && node.children.empty() && node.host_pages.empty() && node.snapshot.empty() &&
+         (window_ == nullptr || !node.window_pages.empty());
 }
 
 std::int32_t RadixTree::extend(NodeRef& at, std::span<const TokenId> tokens, OwnedPages& pages, std::vector<PageReplacement>& replaced) {
+  TOKENSPEED_INVARIANT(window_ == nullptr);
+  return extend_groups(at, tokens, pages, replaced, nullptr, nullptr);
+}
+
+std::int32_t RadixTree::extend(NodeRef& at, std::span<const TokenId> tokens, OwnedPages& pages, std::vector<PageReplacement>& replaced,
+                               OwnedPages& window, std::vector<PageReplacement>& window_replaced) {
+  TOKENSPEED_INVARIANT(window_ != nullptr && tokens.size() / page_size_ <= static_cast<std::size_t>(window.size()));
+  return extend_groups(at, tokens, pages, replaced, &window, &window_replaced);
+}
+
+std::int32_t RadixTree::extend_groups(NodeRef& at, std::span<const TokenId> tokens, OwnedPages& pages,
+                                      std::vector<PageReplacement>& replaced, OwnedPages* window,
+                                      std::vector<PageReplacement>* window_replaced) {
   TOKENSPEED_INVARIANT(at.tree_ == this);
   TOKENSPEED_INVARIANT(tokens.size() % page_size_ == 0 && tokens.size() / page_size_ <= static_cast<std::size_t>(pages.size()));
   std::int32_t taken = 0;
@@ -166,22 +188,48 @@ std::int32_t RadixTree::extend(NodeRef& at, std::span<const TokenId> tokens, Own
         num_pages_ += count;
         num_locked_pages_ += count;
         node.pages.append(pages.take_front(count));
+        if (window != nullptr) {
+          node.window_pages.append(window->take_front(count));
+          num_window_pages_ += count;
+          if (node.window_locks > 0) {
+            num_locked_window_pages_ += count;
+            at.window_tokens_ += tokens.size();
+          }
+        }
         tell_stored(node, first, count, Tier::kDevice);
       } else {
-        at = NodeRef(*this, add_child(node, tokens));
-        give_device_pages(*at.node_, pages.take_front(count));
-        tell_stored(*at.node_, 0, count, Tier::kDevice);
+        Node& added = add_child(node, tokens);
+        if (window == nullptr) {
+          at = NodeRef(*this, added);  // locked first: it never stands among the leaves that may go
+          give_device_pages(added, pages.take_front(count));
+          tell_stored(added, 0, count, Tier::kDevice);
+        } else {
+          give_device_pages(added, pages.take_front(count));
+          give_window_pages(added, window->take_front(count));
+          tell_stored(added, 0, count, Tier::kDevice);
+          at = NodeRef(*this, added);  // cuts it where its front lies behind the window, so it must be whole by now
+        }
       }
       return taken + count;
     }
     if (is_loading(*child)) return taken;
     const std::int32_t common = common_pages(*child, tokens);
     if (common < pages_of(*child)) child = &split(*child, common);
-    at = NodeRef(*this, *child);  // the child is locked before the old reference goes
     OwnedPages ours = pages.take_front(common);
+    if (window != nullptr) {
+      OwnedPages our_window = window->take_front(common);
+      if (child->window_pages.empty()) {
+        give_window_pages(*child, std::move(our_window));
+      } else {
+        std::int32_t index = taken;
+        for (const PageId page : child->window_pages.ids()) window_replaced->push_back({index++, page});
+      }
+    }
     if (child->on_device()) {
       for (const PageId page : child->pages.ids()) replaced.push_back({taken++, page});
+      at = NodeRef(*this, *child);  // the child is locked before the old reference goes
     } else {
+      at = NodeRef(*this, *child);
       give_device_pages(*child, std::move(ours));
       tell_stored(*child, 0, common, Tier::kDevice);
       taken += common;
@@ -212,6 +260,9 @@ detail::RadixNode& RadixTree::split(Node& node, std::int32_t num_pages) {
   upper.hashes = cut_front(node.hashes, std::min(node.hashes.size(), static_cast<std::size_t>(num_pages)));
   if (node.on_device()) upper.pages = node.pages.take_front(num_pages);
   if (!node.host_pages.empty()) upper.host_pages = node.host_pages.take_front(num_pages);
+  if (!node.window_pages.empty()) upper.window_pages = node.window_pages.take_front(num_pages);
+  upper.window_locks = node.window_locks;
+  upper.window_use = node.window_use;
   upper.last_use = node.last_use;
   upper.locks = node.locks > 0 ? 1 : 0;  // its one child; the parent goes on counting one locked child
   upper.keeps = node.keeps > 0 ? 1 : 0;

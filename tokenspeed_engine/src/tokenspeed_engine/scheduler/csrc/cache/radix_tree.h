@@ -11,10 +11,15 @@
 // and costs only the nodes that were not locked yet. What is not locked can be evicted, from the end of the least recently used leaf.
 // The order of eviction is (logical time of the last unlock, construction number): never an address, a hash or a clock.
 //
+// Models with layers of other kinds have groups beside the pages: layers that see a sliding window keep pages of a pool of their own, and
+// only near where somebody goes on; layers with a state keep snapshots of it in slots, at the end of nodes. A hit is where every group
+// of the model can go on. Groups are on the device alone, so a tree with groups has no host tier.
+//
 // radix_tree.cpp: walks, growth, splits, locks. eviction.cpp: who goes. transfers.cpp: write-back and load-back. external.cpp: page
-// hashes, KV events, the way from and to the external store.
+// hashes, KV events, the way from and to the external store. groups.cpp: windows and snapshots.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -48,10 +53,37 @@ class NodeRef {
   bool empty() const noexcept { return tree_ == nullptr; }
   // Appends the device pages of the path, from the root, to `out`. Pages of a load-back in flight are among them.
   void append_path_pages(std::vector<PageId>& out) const;
+  // The same of the window's pool: -1 where no page is, or where none is held because it lies behind the window.
+  void append_window_pages(std::vector<PageId>& out) const;
 
  private:
   friend class RadixTree;
   NodeRef(RadixTree& tree, detail::RadixNode& node) noexcept;
+  void release() noexcept;
+
+  RadixTree* tree_ = nullptr;
+  detail::RadixNode* node_ = nullptr;
+  std::size_t window_tokens_ = 0;  // tokens of the nodes, from the end, whose window pages it holds; splits do not change their sum
+};
+
+// A snapshot that is being read: copied into the slot in which a request goes on, which never writes the snapshot itself. It stays
+// until the reader is done, and so does its node. Move-only.
+class SnapshotRef {
+ public:
+  SnapshotRef() noexcept = default;
+  SnapshotRef(SnapshotRef&& other) noexcept;
+  SnapshotRef& operator=(SnapshotRef&& other) noexcept;
+  SnapshotRef(const SnapshotRef&) = delete;
+  SnapshotRef& operator=(const SnapshotRef&) = delete;
+  ~SnapshotRef() { release(); }
+
+  bool empty() const noexcept { return tree_ == nullptr; }
+  // The slot to copy from. Requires !empty().
+  PageId slot() const;
+
+ private:
+  friend class RadixTree;
+  SnapshotRef(RadixTree& tree, detail::RadixNode& node) noexcept;
   void release() noexcept;
 
   RadixTree* tree_ = nullptr;
@@ -103,6 +135,9 @@ struct RadixTreeOptions {
   PageAllocator* host = nullptr;     // pool of the host tier; none: one tier
   KvEventBuffer* events = nullptr;   // told of every change; none: no event and no hash is made
   bool external_store = false;       // keep track of host pages that the external store lacks
+  PageAllocator* window = nullptr;   // pool of the layers that see a window; none: no such layer
+  std::int32_t window_tokens = 0;    // the query's own token and those before it that such a layer sees
+  PageAllocator* snapshots = nullptr;  // slots for states; none: no layer has a state
 };
 
 class RadixTree {
@@ -129,6 +164,10 @@ class RadixTree {
     return extend(at, tokens, ours, replaced);
   }
 
+  // The same in a tree with a window: `window` holds as many pages of that pool, for the same tokens.
+  std::int32_t extend(NodeRef& at, std::span<const TokenId> tokens, OwnedPages& pages, std::vector<PageReplacement>& replaced,
+                      OwnedPages& window, std::vector<PageReplacement>& window_replaced);
+
   // Gives back up to `max_pages` unlocked device pages, least recently used first. Returns how many. Host copies stay, and pages that
   // have one go in runs of some size: then it may be more than asked for.
   std::int32_t evict(std::int32_t max_pages, EvictMode mode = EvictMode::kAny);
@@ -137,6 +176,15 @@ class RadixTree {
   std::int32_t evict_host(std::int32_t max_pages);
   // Drops everything that is not locked or kept, in both tiers. Returns the number of device pages.
   std::int32_t flush();
+
+  // Gives back window pages that no window needs, first those that were left first. Returns how many: runs of some size go at once.
+  std::int32_t evict_window(std::int32_t max_pages);
+  // Gives back up to `max_slots` snapshots that nobody reads, least recently used first. Returns how many.
+  std::int32_t evict_snapshots(std::int32_t max_slots);
+  // Leaves the state after the last token of `at` in the tree; `at` must end at it. Where there is one already, ours is given back.
+  void attach_snapshot(const NodeRef& at, OwnedPages&& slot);
+  // The state at the end of `at`, or an empty handle when there is none.
+  SnapshotRef borrow_snapshot(const NodeRef& at);
 
   // Transfers between the tiers. Each begin appends to `pairs` what is to be copied, or returns kNoTransfer and changes nothing. Until
   // complete() or fail() both sides are locked. Order of begin is order of ids.
@@ -178,6 +226,10 @@ class RadixTree {
   std::int32_t num_evictable_pages() const noexcept { return num_pages_ - num_locked_pages_; }
   std::int32_t num_clean_evictable_pages() const noexcept { return num_clean_evictable_pages_; }  // those with a host copy
   std::int32_t num_host_pages() const noexcept { return num_host_pages_; }
+  std::int32_t num_window_pages() const noexcept { return num_window_pages_; }
+  std::int32_t num_evictable_window_pages() const noexcept { return num_window_pages_ - num_locked_window_pages_; }
+  std::int32_t num_snapshots() const noexcept { return num_snapshots_; }
+  std::int32_t num_evictable_snapshots() const noexcept { return static_cast<std::int32_t>(idle_snapshots_.size()); }
   std::int64_t num_nodes() const noexcept { return num_nodes_; }
 
   // Calls visit(node) for each node below the roots, parents first, siblings in token order.
@@ -199,6 +251,7 @@ class RadixTree {
  private:
   friend class NodeRef;
   friend class KeepRef;
+  friend class SnapshotRef;
   // A node grows in place up to this size; then its continuation becomes a child. It bounds what growing ever copies: without it, the
   // first page that a request with a 32,768-token prompt decodes would copy the whole prompt's node, 80 us in one commit.
   static constexpr std::size_t kGrowingTokens = 256;
@@ -233,6 +286,8 @@ class RadixTree {
   static bool host_ready(const Node& node) noexcept {
     return !node.host_pages.empty() && !(node.transfer != nullptr && node.transfer->kind == Kind::kWriteBack);
   }
+  std::int32_t extend_groups(NodeRef& at, std::span<const TokenId> tokens, OwnedPages& pages, std::vector<PageReplacement>& replaced,
+                             OwnedPages* window, std::vector<PageReplacement>* window_replaced);
   void give_device_pages(Node& node, OwnedPages&& pages);
   void take_device_pages(Node& node);
 
@@ -253,6 +308,18 @@ class RadixTree {
   // (unless `spare_copies`), then pages that only the host has and that were used before it. No writer: whatever may go.
   bool make_host_room(std::int32_t count, const Node* writer, bool spare_copies);
 
+  // groups.cpp
+  bool has_groups() const noexcept { return window_ != nullptr || snapshots_ != nullptr; }
+  // Pages of `tokens`, up to `max_pages`, behind which every group can go on.
+  std::int32_t resumable_pages(std::span<const TokenId> tokens, std::int32_t max_pages, std::string_view salt) const;
+  std::size_t lock_window(Node& node) noexcept;
+  void unlock_window(Node* node, std::size_t tokens) noexcept;
+  void give_window_pages(Node& node, OwnedPages&& pages);
+  void reindex_groups(Node& node);
+  void leave_group_indexes(Node& node) noexcept;
+  void drop_snapshot(Node& node);
+  void check_groups() const;
+
   // transfers.cpp
   detail::TransferRecord& open_transfer(Kind kind);
   void write_node(detail::TransferRecord& record, Node& node, std::vector<PagePair>& pairs);
@@ -269,6 +336,9 @@ class RadixTree {
   PageAllocator* host_;
   KvEventBuffer* events_;
   bool external_store_;
+  PageAllocator* window_;
+  PageAllocator* snapshots_;
+  std::size_t window_before_;  // tokens before the next one that its window still sees
   std::size_t page_size_;
   std::map<std::string, std::unique_ptr<Node>, std::less<>> roots_;  // by salt; that of no salt is always there
   Node* default_root_;
@@ -277,6 +347,8 @@ class RadixTree {
   LruIndex host_leaves_;
   LruIndex duplicates_;  // nodes with a host copy that the device makes redundant, locked ones too
   std::set<Node*, detail::ConstructedFirst> waiting_for_store_;
+  std::set<Node*, detail::WindowLeftFirst> idle_windows_;
+  std::set<Node*, detail::SnapshotLeastRecentlyUsedFirst> idle_snapshots_;
   std::map<TransferId, std::unique_ptr<detail::TransferRecord>> transfers_;
   TransferId next_transfer_ = 0;
   std::uint64_t now_ = 0;
@@ -285,6 +357,9 @@ class RadixTree {
   std::int32_t num_locked_pages_ = 0;
   std::int32_t num_clean_evictable_pages_ = 0;
   std::int32_t num_host_pages_ = 0;
+  std::int32_t num_window_pages_ = 0;
+  std::int32_t num_locked_window_pages_ = 0;
+  std::int32_t num_snapshots_ = 0;
   std::int64_t num_nodes_ = 0;
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ class Bench:
     rates: Rates
     repeats: int = 20
     quick: bool = False
+    without: frozenset[str] = frozenset()
+    """Peers that are not measured."""
 
     def measured(
         self,
@@ -37,6 +40,7 @@ class Bench:
         error: Error | None = None,
         solution: str = "",
         problem: str = "",
+        pause_s: float = 0.0,
     ) -> Result:
         """The times of ours and of each peer.
 
@@ -48,18 +52,23 @@ class Bench:
             error: how far our result is from the reference.
             solution: the kernel that was timed.
             problem: what is wrong with our result (`Error.problem`); a wrong one is not timed.
+            pause_s: before each measurement, ours and the peers' alike. Matrix products draw so much power that the clock falls within
+                a tenth of a second: without a pause whoever comes first looks up to a tenth faster.
         """
         if problem:
             return Result.failed(work, problem, error)
-        ours_us, note = timed_us(ours, self.repeats)
+        ours_us, note = self._timed(ours, pause_s)
         peers_us: dict[str, float] = {}
         absent: dict[str, str] = {}
         for name, peer in peers.items():
+            if name in self.without:
+                absent[name] = "left out by --without"
+                continue
             try:
                 calls = peer() if callable(peer) else peer
             except (ImportError, TokenSpeedKernelError, RuntimeError, OSError) as cause:
                 calls = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
-            time_us, why = timed_us(calls, self.repeats)
+            time_us, why = self._timed(calls, pause_s)
             if time_us is None:
                 absent[name] = why
             else:
@@ -67,10 +76,15 @@ class Bench:
             del calls
         spread_us = 0.0
         if ours_us is not None:
-            again_us, note = timed_us(ours, self.repeats)
+            again_us, note = self._timed(ours, pause_s)
             if again_us is not None:
                 ours_us, spread_us = (ours_us + again_us) / 2, abs(ours_us - again_us)
         return Result(work, ours_us, spread_us, solution, peers_us, absent, error, note)
+
+    def _timed(self, calls: Calls | str, pause_s: float) -> tuple[float | None, str]:
+        torch.cuda.synchronize()
+        time.sleep(pause_s)
+        return timed_us(calls, self.repeats)
 
 
 def chosen(op: Callable[..., Any], **arguments: Any) -> str:

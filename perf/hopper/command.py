@@ -43,6 +43,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--baseline", metavar="FILE", type=Path, nargs="+", default=[], help="saved results to compare with")
     parser.add_argument("--noise", type=float, default=0.05, help="part of a saved time that a difference must pass (default 0.05)")
     parser.add_argument("--from", dest="saved", metavar="FILE", type=Path, nargs="+", help="take saved results instead of running")
+    parser.add_argument(
+        "--without", metavar="PEER", action="append", default=[], help="a peer that is not measured; may be repeated"
+    )
     parser.add_argument("--quick", action="store_true", help="two shapes of each family, to see that it runs")
     arguments = parser.parse_args(words)
     if not 0 <= arguments.noise < 1:
@@ -90,7 +93,7 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
         "families": {},
     }
     print(json.dumps({key: report[key] for key in ("machine", "versions", "rates")}))
-    bench = Bench(measured, 5 if arguments.quick else 20, arguments.quick)
+    bench = Bench(measured, 5 if arguments.quick else 20, arguments.quick, frozenset(arguments.without))
     for name, family in chosen.items():
         print(f"\n{name}: {family.summary}\n{HEADER}")
         rows = report["families"].setdefault(name, [])

@@ -76,6 +76,33 @@ def test_a_wrong_result_has_no_time_and_meets_nothing(hopper: Any) -> None:
     assert row["note"] == problem
 
 
+def test_a_peer_that_is_absent_says_why(hopper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock, which needs a GPU, is replaced: it counts calls."""
+    rows, bench = hopper("rows"), hopper("bench")
+    monkeypatch.setattr(bench, "timed_us", lambda calls, _: (None, calls) if isinstance(calls, str) else (float(len(calls)), ""))
+
+    def missing() -> str:
+        raise ImportError("No module named 'flash_mla'")
+
+    peers = {
+        "FlashMLA": missing,
+        "FlashInfer": "its decode takes no sinks",
+        "torch": lambda: [lambda: None] * 4,
+        "slow": lambda: pytest.fail("it was to be left out"),
+    }
+    work = rows.Work("x", 100, 0.0, (rows.Goal(1.5, ("FlashMLA", "torch")),))
+    tool = bench.Bench(rows.Rates(1.0, 1.0, 1.0), without=frozenset({"slow"}))
+    result = tool.measured(work, [lambda: None] * 2, peers, error=rows.Error(1.0, 0.0))
+    assert result.peers_us == {"torch": 4.0}
+    assert result.absent == {
+        "FlashMLA": "ImportError: No module named 'flash_mla'",
+        "FlashInfer": "its decode takes no sinks",
+        "slow": "left out by --without",
+    }
+    assert (result.ours_us, result.spread_us) == (2.0, 0.0)
+    assert result.met(work.goals[0], tool.rates) is True
+
+
 def test_errors_are_seen_where_a_cosine_hides_them(hopper: Any) -> None:
     rows = hopper("rows")
     want = torch.ones(1000)

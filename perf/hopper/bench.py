@@ -52,7 +52,7 @@ class Bench:
             error: how far our result is from the reference.
             solution: the kernel that was timed.
             problem: what is wrong with our result (`Error.problem`); a wrong one is not timed.
-            pause_s: before each measurement, ours and the peers' alike. Matrix products draw so much power that the clock falls within
+            pause_s: before each measurement, also of peers. Matrix products draw so much power that the clock falls within
                 a tenth of a second: without a pause whoever comes first looks up to a tenth faster.
         """
         if problem:
@@ -82,8 +82,9 @@ class Bench:
         return Result(work, ours_us, spread_us, solution, peers_us, absent, error, note)
 
     def _timed(self, calls: Calls | str, pause_s: float) -> tuple[float | None, str]:
-        torch.cuda.synchronize()
-        time.sleep(pause_s)
+        if pause_s:
+            torch.cuda.synchronize()
+            time.sleep(pause_s)
         return timed_us(calls, self.repeats)
 
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from tokenspeed_engine.scheduler import AbortStatus, Plan, Scheduler, SchedulerConfig, SubmitStatus
+from tokenspeed_engine.scheduler import AbortStatus, Plan, RequestOptions, Scheduler, SchedulerConfig, SubmitStatus
 
 PLAN_ARRAYS = [
     "request_ids",
@@ -42,6 +42,7 @@ STATS = [
     "num_draining",
     "num_in_flight_steps",
     "num_retractions",
+    "num_preemptions",
     "num_evicted_pages",
     "prefix_query_tokens",
     "prefix_hit_tokens",
@@ -108,6 +109,9 @@ class ControlPlane(RuleBasedStateMachine):
         context_cost_scale=st.sampled_from([0, 1, 7]),
         prefix_cache=st.sampled_from([True, True, True, False]),
         depth=st.sampled_from([1, 2, 3]),
+        latency_us=st.sampled_from([0, 0, 300]),
+        starvation_limit=st.sampled_from([1, 3, 64]),
+        has_classes=st.booleans(),
     )
     def start(
         self,
@@ -120,6 +124,9 @@ class ControlPlane(RuleBasedStateMachine):
         context_cost_scale: int,
         prefix_cache: bool,
         depth: int,
+        latency_us: int,
+        starvation_limit: int,
+        has_classes: bool,
     ) -> None:
         self.config = SchedulerConfig(
             num_pages=num_pages,
@@ -132,6 +139,8 @@ class ControlPlane(RuleBasedStateMachine):
             max_in_flight_steps=depth,
             max_step_cost=max_step_cost,
             context_cost_scale=context_cost_scale,
+            inter_token_latency_us=latency_us,
+            starvation_limit=starvation_limit,
         )
         self.scheduler, self.twin = Scheduler(self.config), Scheduler(self.config)
         self.sequences: dict[int, Sequence] = {}
@@ -140,6 +149,8 @@ class ControlPlane(RuleBasedStateMachine):
         self.device_table = np.full(self.scheduler.page_table.shape, -1, dtype=np.int32)
         self.first_planned: list[int] = []
         self.next_id = 0
+        self.now_us = 0
+        self.has_classes = has_classes
 
     # -- calls ------------------------------------------------------------------------------------------------------------
 
@@ -150,11 +161,30 @@ class ControlPlane(RuleBasedStateMachine):
         min_new=st.sampled_from([0, 0, 2]),
         stops=st.booleans(),
         cached=st.sampled_from([True, True, True, False]),
+        priority=st.integers(-1, 1),
+        tenant=st.integers(0, 2),
+        weight=st.integers(1, 3),
+        deadline_us=st.sampled_from([-1, -1, 0, 200, 5000]),
     )
-    def submit(self, shared: int, own: list[int], max_new: int, min_new: int, stops: bool, cached: bool) -> None:
+    def submit(
+        self,
+        shared: int,
+        own: list[int],
+        max_new: int,
+        min_new: int,
+        stops: bool,
+        cached: bool,
+        priority: int,
+        tenant: int,
+        weight: int,
+        deadline_us: int,
+    ) -> None:
         tokens = [i * i % 5 % 3 for i in range(shared)] + own
         stop_ids = np.array([STOP] if stops else [], dtype=np.int32)
-        call = (self.next_id, np.array(tokens, dtype=np.int32), max_new, stop_ids, min_new, cached)
+        options = RequestOptions()
+        if self.has_classes:
+            options = RequestOptions(priority=priority, tenant=tenant, tenant_weight=weight, deadline_us=deadline_us)
+        call = (self.next_id, np.array(tokens, dtype=np.int32), max_new, stop_ids, min_new, cached, options)
         status = self.scheduler.submit(*call)
         assert self.twin.submit(*call) == status
         num_pages_needed = -(-(len(tokens) + max_new - 1) // self.config.page_size)
@@ -210,6 +240,12 @@ class ControlPlane(RuleBasedStateMachine):
             sequence.is_live = False
         else:
             assert status == (AbortStatus.ALREADY_ENDED if self.is_in_flight(request_id) else AbortStatus.NOT_FOUND)
+
+    @rule(passed_us=st.integers(0, 400))
+    def advance_clock(self, passed_us: int) -> None:
+        self.now_us += passed_us
+        self.scheduler.advance_clock(self.now_us)
+        self.twin.advance_clock(self.now_us)
 
     @rule()
     def flush(self) -> None:
@@ -293,7 +329,8 @@ class ControlPlane(RuleBasedStateMachine):
             assert np.array_equal(step.table[slot][:num_used], self.scheduler.page_table[slot][:num_used]), "device table is stale"
             if not sequence.was_planned:
                 sequence.was_planned = True
-                assert not self.first_planned or request_id > self.first_planned[-1], "the queue was overtaken"
+                is_in_order = not self.first_planned or request_id > self.first_planned[-1]
+                assert is_in_order or self.has_classes, "the queue was overtaken"
                 self.first_planned.append(request_id)
 
     def run_on_device(self, step: Step) -> None:
@@ -318,7 +355,8 @@ class ControlPlane(RuleBasedStateMachine):
         step = self.in_flight[0]
         self.run_on_device(step)
         sampled = np.array(tokens, dtype=np.int32)
-        result, other = self.scheduler.commit(step.number, sampled), self.twin.commit(step.number, sampled)
+        time_us = 50 + 20 * len(step.arrays["token_ids"]) + step.number * 7 % 30
+        result, other = (one.commit(step.number, sampled, time_us) for one in (self.scheduler, self.twin))
         self.in_flight.pop(0)
         events = arrays_of(result, COMMIT_ARRAYS)
         assert same(events, arrays_of(other, COMMIT_ARRAYS))

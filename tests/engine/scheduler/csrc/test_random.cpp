@@ -28,6 +28,9 @@ struct World {
     config.context_cost_scale = pick(2) == 0 ? 7 : 0;
     config.enable_prefix_cache = pick(5) != 0;
     config.max_in_flight_steps = 1 + pick(3);
+    config.inter_token_latency_us = pick(3) == 0 ? 500 : 0;
+    config.starvation_limit = 1 + pick(5);
+    has_classes = pick(2) == 0;
     scheduler.emplace(config);
     cache.assign(static_cast<std::size_t>(config.num_pages * config.page_size), -1);
   }
@@ -41,7 +44,16 @@ struct World {
     for (std::int32_t i = pick(10); i > 0; --i) prompt.push_back(pick(3));
     const std::int64_t id = next_id++;
     const std::vector<TokenId> stops{3};
-    if (scheduler->submit(id, prompt, 1 + pick(12), stops, pick(2), pick(6) != 0) == SubmitStatus::kOk) sequences[id] = prompt;
+    RequestOptions options;
+    if (has_classes) {
+      options.priority = pick(3) - 1;
+      options.tenant = pick(3);
+      options.tenant_weight = 1 + pick(4);
+      options.deadline_us = pick(3) == 0 ? now_us + pick(5000) : -1;
+    }
+    const std::int64_t max_new = 1 + pick(12);
+    const std::int64_t min_new = pick(2);
+    if (scheduler->submit(id, prompt, max_new, stops, min_new, pick(6) != 0, options) == SubmitStatus::kOk) sequences[id] = prompt;
   }
 
   void plan() {
@@ -60,7 +72,8 @@ struct World {
     write_and_read_back(step);
     std::vector<TokenId> sampled;
     for (std::int32_t i = 0; i < step.num_samples; ++i) sampled.push_back(pick(may_stop ? 4 : 3));
-    const CommitBuffers& events = scheduler->commit(step.step, sampled);
+    const CommitBuffers& events = scheduler->commit(step.step, sampled, 1 + pick(1000));
+    scheduler->advance_clock(now_us += pick(400));
     for (std::size_t i = 0; i < static_cast<std::size_t>(events.num_events); ++i) {
       const auto found = sequences.find(events.request_ids[i]);
       CHECK(found != sequences.end());
@@ -110,12 +123,14 @@ struct World {
   std::deque<std::shared_ptr<const StepBuffers>> open;
   std::vector<TokenId> cache;
   std::int64_t next_id = 0;
+  std::int64_t now_us = 0;
+  bool has_classes = false;
 };
 
 }  // namespace
 
 TEST(random_lives_read_their_own_tokens_and_leave_no_page_behind) {
-  std::int64_t retractions = 0, evictions = 0, hits = 0;
+  std::int64_t retractions = 0, preemptions = 0, evictions = 0, hits = 0;
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
     World world(seed);
     for (int call = 0; call < 200; ++call) {
@@ -141,10 +156,12 @@ TEST(random_lives_read_their_own_tokens_and_leave_no_page_behind) {
     }
     CHECK_EQ(world.scheduler->stats().owned_pages, 0);
     retractions += world.scheduler->stats().num_retractions;
+    preemptions += world.scheduler->stats().num_preemptions;
     evictions += world.scheduler->stats().num_evicted_pages;
     hits += world.scheduler->stats().prefix_hit_tokens;
   }
-  CHECK(retractions > 100);
+  CHECK(retractions > 20);
+  CHECK(preemptions > 100);
   CHECK(evictions > 1000);
   CHECK(hits > 1000);
 }

@@ -52,6 +52,8 @@ class SchedulerConfig:
         max_step_cost: int = 0,
         context_cost_scale: int = 0,
         session_ttl_us: int = 0,
+        inter_token_latency_us: int = 0,
+        starvation_limit: int = 64,
     ) -> None:
         """Check and keep the values.
 
@@ -72,6 +74,11 @@ class SchedulerConfig:
                 its next one. All sessions together keep at most half of the pool, those that were parked last; they give way to
                 a running request that needs a page, and to the first of the queue when nothing runs. 0 means that sessions keep
                 nothing beyond the prefix cache.
+            inter_token_latency_us: prompts take no more of a step with decodes than lets it end within this time, by the model
+                learnt from the times told to `Scheduler.commit`, but at least a quarter of what they could have without
+                decodes. 0 means no target.
+            starvation_limit: admissions of better priorities, or of deadlines, that a waiting class lets pass before its next
+                request goes first, at least 1.
         Raises:
             ValueError: a value is out of range; the message says which, and the remedy.
         """
@@ -109,6 +116,12 @@ class SchedulerConfig:
     @property
     def session_ttl_us(self) -> int:
         """How long the pages of a session's last turn are kept, in microseconds; 0 means not at all."""
+    @property
+    def inter_token_latency_us(self) -> int:
+        """Time that a step with decodes should not pass, in microseconds; 0 means no target."""
+    @property
+    def starvation_limit(self) -> int:
+        """Admissions that a waiting class lets pass before its next request goes first."""
     @property
     def max_pages_per_request(self) -> int:
         """Columns of the page table: what max_model_len needs, at most num_pages."""
@@ -241,6 +254,9 @@ class SchedulerStats:
     def num_retractions(self) -> int:
         """Counter of requests put back to the queue for want of pages."""
     @property
+    def num_preemptions(self) -> int:
+        """Counter of requests put back to the queue for one of a better priority."""
+    @property
     def num_evicted_pages(self) -> int:
         """Counter of cached pages dropped, by need or by flush_cache."""
     @property
@@ -257,8 +273,8 @@ class Plan:
     """One step: which tokens run, and on which pages. False when nothing can run.
 
     R requests, T tokens, S sampled tokens. Rows [0, num_decodes) are decodes of one token each, then come prefill chunks; both
-    in order of arrival. Arrays are read-only views of reused buffers, valid until the plan after the next; asking for one later
-    raises RuntimeError.
+    in the order in which they are served. Arrays are read-only views of reused buffers, valid until the plan after the next; asking
+    for one later raises RuntimeError.
     """
 
     @property

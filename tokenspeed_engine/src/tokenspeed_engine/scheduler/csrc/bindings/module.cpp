@@ -203,7 +203,9 @@ std::string describe(const SchedulerConfig& c) {
          ", max_in_flight_steps=" + std::to_string(c.max_in_flight_steps) +
          ", max_step_cost=" + std::to_string(c.max_step_cost) +
          ", context_cost_scale=" + std::to_string(c.context_cost_scale) +
-         ", session_ttl_us=" + std::to_string(c.session_ttl_us) + ")";
+         ", session_ttl_us=" + std::to_string(c.session_ttl_us) +
+         ", inter_token_latency_us=" + std::to_string(c.inter_token_latency_us) +
+         ", starvation_limit=" + std::to_string(c.starvation_limit) + ")";
 }
 
 std::string describe(const Plan& p) {
@@ -243,10 +245,11 @@ NB_MODULE(_scheduler, m) {
           [](SchedulerConfig* self, std::int32_t num_pages, std::int32_t page_size, std::int32_t max_num_seqs,
              std::int32_t max_num_batched_tokens, std::int32_t max_model_len, std::int32_t chunk_size, bool enable_prefix_cache,
              std::int32_t max_in_flight_steps, std::int32_t max_step_cost, std::int32_t context_cost_scale,
-             std::int64_t session_ttl_us) {
+             std::int64_t session_ttl_us, std::int32_t inter_token_latency_us, std::int32_t starvation_limit) {
             SchedulerConfig config{num_pages,           page_size,     max_num_seqs,
                                    max_num_batched_tokens, max_model_len, chunk_size,
-                                   enable_prefix_cache, max_in_flight_steps, max_step_cost, context_cost_scale, session_ttl_us};
+                                   enable_prefix_cache, max_in_flight_steps, max_step_cost, context_cost_scale,
+                                   session_ttl_us,      inter_token_latency_us, starvation_limit};
             if (const std::string problem = config.problem(); !problem.empty()) {
               throw std::invalid_argument("SchedulerConfig." + problem);
             }
@@ -254,7 +257,8 @@ NB_MODULE(_scheduler, m) {
           },
           nb::kw_only(), "num_pages"_a, "page_size"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "max_model_len"_a,
           "chunk_size"_a = 0, "enable_prefix_cache"_a = true, "max_in_flight_steps"_a = 2, "max_step_cost"_a = 0,
-          "context_cost_scale"_a = 0, "session_ttl_us"_a = 0, doc::SchedulerConfig_init)
+          "context_cost_scale"_a = 0, "session_ttl_us"_a = 0, "inter_token_latency_us"_a = 0, "starvation_limit"_a = 64,
+          doc::SchedulerConfig_init)
       .def_ro("num_pages", &SchedulerConfig::num_pages, doc::SchedulerConfig_num_pages)
       .def_ro("page_size", &SchedulerConfig::page_size, doc::SchedulerConfig_page_size)
       .def_ro("max_num_seqs", &SchedulerConfig::max_num_seqs, doc::SchedulerConfig_max_num_seqs)
@@ -266,6 +270,8 @@ NB_MODULE(_scheduler, m) {
       .def_ro("max_step_cost", &SchedulerConfig::max_step_cost, doc::SchedulerConfig_max_step_cost)
       .def_ro("context_cost_scale", &SchedulerConfig::context_cost_scale, doc::SchedulerConfig_context_cost_scale)
       .def_ro("session_ttl_us", &SchedulerConfig::session_ttl_us, doc::SchedulerConfig_session_ttl_us)
+      .def_ro("inter_token_latency_us", &SchedulerConfig::inter_token_latency_us, doc::SchedulerConfig_inter_token_latency_us)
+      .def_ro("starvation_limit", &SchedulerConfig::starvation_limit, doc::SchedulerConfig_starvation_limit)
       .def_prop_ro("max_pages_per_request", &SchedulerConfig::max_pages_per_request, doc::SchedulerConfig_max_pages_per_request)
       .def("__repr__", [](const SchedulerConfig& self) { return describe(self); });
 
@@ -289,6 +295,7 @@ NB_MODULE(_scheduler, m) {
       .def_ro("num_aborted", &SchedulerStats::num_aborted, doc::SchedulerStats_num_aborted)
       .def_ro("num_failed", &SchedulerStats::num_failed, doc::SchedulerStats_num_failed)
       .def_ro("num_retractions", &SchedulerStats::num_retractions, doc::SchedulerStats_num_retractions)
+      .def_ro("num_preemptions", &SchedulerStats::num_preemptions, doc::SchedulerStats_num_preemptions)
       .def_ro("num_evicted_pages", &SchedulerStats::num_evicted_pages, doc::SchedulerStats_num_evicted_pages)
       .def_ro("prefix_query_tokens", &SchedulerStats::prefix_query_tokens, doc::SchedulerStats_prefix_query_tokens)
       .def_ro("prefix_hit_tokens", &SchedulerStats::prefix_hit_tokens, doc::SchedulerStats_prefix_hit_tokens)

@@ -35,6 +35,7 @@ const CommitBuffers& Scheduler::commit(std::int64_t step, std::span<const TokenI
     throw std::invalid_argument("scheduler.commit: expected a step_time_us of at least 0, got " + std::to_string(step_time_us));
   }
 
+  budget_.learn(plan.work, step_time_us);
   if (tree_) tree_->tick();
   ++oldest_open_step_;
   commit_turn_ ^= 1;
@@ -73,10 +74,19 @@ void Scheduler::commit_row(Request& request, std::int32_t num_tokens, const Toke
   if (reason != FinishReason::kRunning) {
     ++counters_.num_finished;
     request.is_kept = true;
+    learn_length(request);
     must_dispatch(request, Finish{});
     end(request);
   } else if (!runs) {
     drain_when_idle(request);
+  }
+}
+
+// What the tenant's next outputs are expected to be like.
+void Scheduler::learn_length(const Request& request) {
+  for (LengthEstimate* estimate : {&output_length_, &request.account->output_length}) {
+    estimate->observe(request.num_sampled());
+    longest_expected_ = std::max(longest_expected_, estimate->expected());
   }
 }
 

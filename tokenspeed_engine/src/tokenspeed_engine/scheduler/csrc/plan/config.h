@@ -21,6 +21,11 @@ struct SchedulerConfig {
   std::int32_t max_step_cost = 0;
   std::int32_t context_cost_scale = 0;
   std::int64_t session_ttl_us = 0;  // how long a session's pages are kept after a turn; 0: not beyond what the cache does anyway
+  // Prompts take no more of a step with decodes than lets it end within this time, by the model that is learnt from the times told to
+  // commit(), and never less than a quarter of what they could have without decodes. 0: no target.
+  std::int32_t inter_token_latency_us = 0;
+  // Admissions of better priorities, or of deadlines, that a waiting class lets pass before its next request goes first.
+  std::int32_t starvation_limit = 64;
 
   // No request can hold more than the pool has.
   std::int32_t max_pages_per_request() const { return std::min((max_model_len + page_size - 1) / page_size, num_pages); }
@@ -71,7 +76,8 @@ struct SchedulerStats {
   std::int64_t num_finished = 0;         // by stop or length
   std::int64_t num_aborted = 0;
   std::int64_t num_failed = 0;           // lost their other engine
-  std::int64_t num_retractions = 0;
+  std::int64_t num_retractions = 0;      // for want of pages
+  std::int64_t num_preemptions = 0;      // for a better priority
   std::int64_t num_evicted_pages = 0;
   std::int64_t prefix_query_tokens = 0;  // prompt tokens of first admissions that may use the cache
   std::int64_t prefix_hit_tokens = 0;    // those of them that were found

@@ -1,14 +1,13 @@
 // plan(): which tokens run in the next step, and on which pages.
 //
-// Decodes first: each running stream gets its token. The rest of the budget goes to prefill chunks, first come, first served, and
-// then to admissions in order of arrival. Nobody overtakes the head of the queue, so nobody starves. Where a step's cost is bounded,
-// chunks shrink as their context grows, so that a step late in a long prompt takes no longer than one at its start.
+// Decodes first: each running stream gets its token. What the budget leaves goes to prompts, those that are being computed and those
+// that wait, in one order (queue.h): a better priority first, then the tenant that was served least, then arrival. The head of the
+// queue is never overtaken by those behind it. Where a step's cost is bounded (budget.h), chunks shrink as their context grows, so that
+// a step late in a long prompt takes no longer than one at its start.
 //
-// Pages for a decode come from the free list, then from cached pages that nobody uses, then from the running request that arrived
-// last, which goes back to the head of the queue. The request that arrived first is never the victim while another runs, and one
-// request alone always fits (submit refuses what does not): so the oldest always gets on, and there is no livelock.
+// Who is admitted, and who gives way when rows or pages run out, is in admission.cpp.
 #include <algorithm>
-#include <limits>
+#include <iterator>
 
 #include "../invariant.h"
 #include "must_dispatch.h"
@@ -24,19 +23,20 @@ std::shared_ptr<const StepBuffers> Scheduler::plan() {
   }
   if (is_paused_) return nullptr;
   if (tree_) tree_->tick();
+  num_forecasts_ = 0;
+  preempt_for_priority();
+  make_room_for_decodes();
   const std::shared_ptr<StepBuffers>& out = ring_[static_cast<std::size_t>(next_step_) % ring_.size()];
   out->clear();
   plan_decodes(*out);
-  prefill_cost_left_ = prefill_allowance(*out);
-  plan_prefills(*out);
-  // Whoever was retracted just now is the first of the queue and needs more than it gave: it is not admitted again here.
-  plan_admissions(*out);
+  plan_prompts(*out);
   if (out->num_requests == 0) {
-    // The oldest request can always run unless a step or a transfer in flight holds its token or pages that it waits for.
+    // The first of the running, or of the queue, can get on unless a step or a transfer in flight holds its token or its pages.
     TOKENSPEED_INVARIANT(requests_.empty() || next_step_ > oldest_open_step_ || num_outside_ > 0);
     return nullptr;
   }
   out->step = next_step_++;
+  out->work = budget_.work();
   out->cu_query_lens[static_cast<std::size_t>(out->num_requests)] = out->num_tokens;
   if (!pending_updates_.empty()) {
     out->page_updates = std::make_shared<const std::vector<PageUpdate>>(pending_updates_);
@@ -48,156 +48,57 @@ std::shared_ptr<const StepBuffers> Scheduler::plan() {
 }
 
 void Scheduler::plan_decodes(StepBuffers& out) {
-  // Retraction shortens running_ from the end, never before the request at hand.
-  for (std::size_t i = 0; i < running_.size(); ++i) {
-    Request& request = *running_[i];
-    if (!request.is_decoding()) continue;
-    if (request.num_sampled() + request.in_flight_samples >= request.max_new_tokens) continue;  // its last token is in flight
-    if (request.num_planned == request.num_table_pages * config_.page_size && !grow_for_decode(request)) continue;
-    plan_row(out, request, 1);
+  for (Request* request : running_) {
+    if (!decodes_now(*request)) continue;
+    if (wants_page(*request) && take_pages(*request, 1) == 0) continue;  // it waits for a commit
+    plan_row(out, *request, 1);
   }
   out.num_decodes = out.num_requests;
+  std::int64_t cost = 0;
+  if (budget_.counts_work()) {
+    for (std::int32_t i = 0; i < out.num_decodes; ++i) cost += budget_.cost_of(out.seq_lens[static_cast<std::size_t>(i)] - 1, 1);
+  }
+  budget_.begin(out.num_decodes, cost);
 }
 
-// One more page for a decode. False when the request must wait for a commit, or was itself retracted.
-bool Scheduler::grow_for_decode(Request& request) {
-  while (take_pages(request, 1) == 0) {
-    if (num_draining_ > 0) return false;  // pages are on their way back: better one step late than to recompute a request
-    const bool is_latest = running_.back() == &request;
-    if (is_latest && running_.size() == 1) {
-      TOKENSPEED_INVARIANT(num_outside_ > 0);  // a transfer in flight holds the pages, and will give them back
-      return false;
+// Chunks of prompts that are being computed, and of requests that wait, in the order in which they are to be served.
+void Scheduler::plan_prompts(StepBuffers& out) {
+  prompts_.clear();
+  if (num_prefilling_ > 0) {
+    std::copy_if(running_.begin(), running_.end(), std::back_inserter(prompts_), [](const Request* r) { return r->is_prefilling(); });
+    std::sort(prompts_.begin(), prompts_.end(), [](const Request* a, const Request* b) { return WaitingQueue::prompt_before(*a, *b); });
+  }
+  bool admits = true;  // until one cannot be: nobody overtakes it
+  for (std::size_t next = 0; has_room(out);) {
+    // Who was retracted in this step is passed, and so is who was admitted again: it has its chunk.
+    while (next < prompts_.size() && !(prompts_[next]->is_prefilling() && prompts_[next]->last_planned_step != next_step_)) ++next;
+    Request* running = next < prompts_.size() ? prompts_[next] : nullptr;
+    Request* waiting = admits && rows_.num_free() > 0 ? queue_.front(now_us_) : nullptr;
+    if (waiting != nullptr && (running == nullptr || WaitingQueue::prompt_before(*waiting, *running))) {
+      admits = admit(*waiting);
+      if (waiting->is_prefilling()) plan_chunk(out, *waiting);  // else another engine computes its prompt
+      continue;
     }
-    retract_latest();
-    if (is_latest) return false;
-  }
-  return true;
-}
-
-// What `num_tokens` cost after `first` others, in units of 1 / cost_unit_ so that all is whole numbers.
-std::int64_t Scheduler::cost_of(std::int64_t first, std::int64_t num_tokens) const {
-  if (config_.context_cost_scale == 0) return num_tokens;
-  return num_tokens * (2 * static_cast<std::int64_t>(config_.context_cost_scale) + 2 * first + num_tokens - 1);
-}
-
-std::int64_t Scheduler::prefill_allowance(const StepBuffers& decodes) const {
-  if (config_.max_step_cost == 0) return std::numeric_limits<std::int64_t>::max();
-  const std::int64_t unit = config_.context_cost_scale == 0 ? 1 : 2 * static_cast<std::int64_t>(config_.context_cost_scale);
-  const std::int64_t whole = config_.max_step_cost * unit;
-  std::int64_t left = whole;
-  for (std::int32_t i = 0; i < decodes.num_decodes; ++i) left -= cost_of(decodes.seq_lens[static_cast<std::size_t>(i)] - 1, 1);
-  return std::max(left, whole / 4);
-}
-
-// The most tokens, up to `num_tokens`, that the step's cost allows after `first` others.
-std::int32_t Scheduler::affordable(std::int32_t first, std::int32_t num_tokens) const {
-  if (cost_of(first, num_tokens) <= prefill_cost_left_) return num_tokens;
-  std::int32_t least = 0;
-  while (num_tokens - least > 1) {  // `least` tokens are allowed, `num_tokens` are too many
-    const std::int32_t middle = least + (num_tokens - least) / 2;
-    (cost_of(first, middle) <= prefill_cost_left_ ? least : num_tokens) = middle;
-  }
-  return least;
-}
-
-void Scheduler::plan_prefills(StepBuffers& out) {
-  for (std::size_t i = 0; num_prefilling_ > 0 && i < running_.size() && has_room(out); ++i) {
-    Request& request = *running_[i];
-    if (!request.is_prefilling()) continue;
-    plan_chunk(out, request, request.num_known() - request.num_planned);
-    if (request.place == Place::kOutside) --i;  // it left running_
+    if (running == nullptr) return;
+    ++next;
+    plan_chunk(out, *running);
   }
 }
 
-void Scheduler::plan_admissions(StepBuffers& out) {
-  while (!waiting_.empty() && has_room(out) && rows_.num_free() > 0) {
-    Request& request = *waiting_.begin()->second;
-    if (!admit(request)) return;
-    if (request.is_prefilling()) plan_chunk(out, request, request.num_known() - request.num_planned);
-  }
-}
-
-// Gives the request a row and its cached prefix when the pool holds enough for all of its known tokens and the next one.
-bool Scheduler::admit(Request& request) {
-  if (request.is_retracting()) return false;  // a step in flight still writes its old pages
-  const std::int32_t num_known = request.num_known();
-  const std::int32_t needed = pages_for(std::min(num_known + 1, request.most_cached_tokens()));
-  // Running decodes may each want a page soon; with nobody running, the rule must not keep the last request out.
-  const std::int32_t reserve =
-      running_.empty() ? 0 : promised_pages_ + static_cast<std::int32_t>(running_.size()) - num_prefilling_;
-  // The last known token is always computed: its logits are what the request waits for.
-  const std::int32_t max_hit = request.use_prefix_cache ? (num_known - 1) / config_.page_size : 0;
-  NodeRef prefix;
-  std::int32_t hit_pages = 0;
-  for (;;) {
-    // A cheap bound first: at best all pages that are locked now are shared.
-    const std::int32_t locked = tree_ ? tree_->num_locked_pages() : 0;
-    if (needed - locked + reserve <= available_pages()) {
-      if (!tree_) break;
-      const PrefixProbe hit = tree_->probe(request.tokens.span(), max_hit, request.options.salt);
-      hit_pages = hit.num_pages;
-      if (needed - hit.num_locked_pages + reserve <= available_pages()) break;
-    }
-    // What runs will end and give pages back: worth waiting for, rather than what the next turn of a session has to compute again.
-    if (!running_.empty() || num_draining_ > 0 || !sessions_.give_up_oldest()) return false;
-  }
-  if (tree_) prefix = tree_->lock_prefix(request.tokens.span(), max_hit, request.options.salt);
-  if (request.options.session != 0) sessions_.resume(request.options.session);
-
-  const std::int32_t hit_tokens = hit_pages * config_.page_size;
-  path_pages_.clear();
-  prefix.append_path_pages(path_pages_);
-  TOKENSPEED_INVARIANT(static_cast<std::int32_t>(path_pages_.size()) == hit_pages);
-  RowLease row = rows_.lease();
-  request.row = row.row();
-  KvHold kv{std::move(row), std::move(prefix), OwnedPages(allocator_)};
-  const bool is_remote = request.options.role == Role::kDecode && request.awaits_remote;
-  if (is_remote) {
-    must_dispatch(request, Load{std::move(kv)});
-  } else {
-    must_dispatch(request, Admit{std::move(kv)});
-  }
-  for (std::int32_t index = 0; index < hit_pages; ++index) set_table(request, index, path_pages_[static_cast<std::size_t>(index)]);
-  request.num_table_pages = hit_pages;
-  request.num_shared_pages = hit_pages;
-  request.num_planned = hit_tokens;
-  request.num_committed = hit_tokens;
-  if (!request.admitted_before) {
-    request.admitted_before = true;
-    request.num_cached_tokens = hit_tokens;
-    if (tree_ && request.use_prefix_cache) {
-      counters_.prefix_query_tokens += request.num_prompt;
-      counters_.prefix_hit_tokens += hit_tokens;
-    }
-  }
-  if (is_remote) {
-    move_to(request, Place::kOutside);
-    const std::int32_t missing = pages_for(num_known) - hit_pages;
-    const std::int32_t taken = take_pages(request, missing);
-    TOKENSPEED_INVARIANT(taken == missing);
-    ++request.in_flight_transfers;
-    remote_prefills_.push_back({request.id, hit_tokens});
-    return true;
-  }
-  move_to(request, Place::kPrefilling);
-  request.promised_pages = needed - hit_pages;
-  promised_pages_ += request.promised_pages;
-  return true;
-}
-
-// Plans up to `num_tokens` more prompt tokens, as budget, chunk size and pages allow.
-void Scheduler::plan_chunk(StepBuffers& out, Request& request, std::int32_t num_tokens) {
+// Plans more prompt tokens, as many as budget, chunk size and pages allow.
+void Scheduler::plan_chunk(StepBuffers& out, Request& request) {
+  std::int32_t num_tokens = request.num_known() - request.num_planned;
   num_tokens = std::min(num_tokens, config_.max_num_batched_tokens - out.num_tokens);
   if (config_.chunk_size > 0) num_tokens = std::min(num_tokens, config_.chunk_size);
   const bool is_first = out.num_requests == out.num_decodes;  // it gets on, whatever it costs
-  num_tokens = std::max(affordable(request.num_planned, num_tokens), is_first ? 1 : 0);
+  num_tokens = std::max(budget_.affordable(request.num_planned, num_tokens), is_first ? 1 : 0);
   if (num_tokens == 0) {  // what is left of the cost is left: a prompt behind, whose tokens cost less, must not overtake
-    prefill_cost_left_ = 0;
+    budget_.close();
     return;
   }
   num_tokens = grow_for_prefill(request, num_tokens);
   if (num_tokens == 0) return;
-  prefill_cost_left_ -= cost_of(request.num_planned, num_tokens);
+  budget_.spend(request.num_planned, num_tokens);
   plan_row(out, request, num_tokens);
   if (request.num_planned == request.num_known()) {
     if (request.options.role == Role::kPrefill) {
@@ -219,13 +120,18 @@ std::int32_t Scheduler::grow_for_prefill(Request& request, std::int32_t num_toke
     if (missing > 0) take_pages(request, missing);
     const std::int32_t room = request.num_table_pages * config_.page_size - request.num_planned;
     if (room > 0) return std::min(num_tokens, room);
-    Request& latest = *running_.back();
-    if (num_draining_ > 0 || &latest == &request || !latest.is_prefilling()) return 0;
-    retract_latest();
+    if (num_draining_ > 0) return 0;
+    const auto gives_way = [&](const Request* behind) {
+      return behind->is_prefilling() && behind->last_planned_step != next_step_ && WaitingQueue::prompt_before(request, *behind);
+    };
+    const auto last = std::find_if(prompts_.rbegin(), prompts_.rend(), gives_way);
+    if (last == prompts_.rend()) return 0;
+    ++counters_.num_retractions;
+    retract(**last);
   }
 }
 
-// Up to `count` pages, evicting cached ones when the free list is short. Returns how many.
+// Up to `count` pages, evicting cached ones when the free list is short, those kept for sessions last. Returns how many.
 std::int32_t Scheduler::take_pages(Request& request, std::int32_t count) {
   while (allocator_.num_free() < count && tree_) {
     counters_.num_evicted_pages += tree_->evict(count - allocator_.num_free());
@@ -240,14 +146,6 @@ std::int32_t Scheduler::take_pages(Request& request, std::int32_t count) {
   request.promised_pages -= kept_promise;
   promised_pages_ -= kept_promise;
   return count;
-}
-
-void Scheduler::retract_latest() {
-  Request& victim = *running_.back();
-  must_dispatch(victim, Retract{});
-  move_to(victim, Place::kRetracting);
-  ++counters_.num_retractions;
-  drain_when_idle(victim);
 }
 
 void Scheduler::plan_row(StepBuffers& out, Request& request, std::int32_t num_tokens) {
@@ -285,9 +183,12 @@ void Scheduler::plan_row(StepBuffers& out, Request& request, std::int32_t num_to
     out.output_index[sample] = request.num_sampled() + request.in_flight_samples;
     ++request.in_flight_samples;
   }
-  counters_.recomputed_tokens += std::max(0, std::min(end, request.num_computed_high_water) - first);
+  const std::int32_t num_again = std::max(0, std::min(end, request.num_computed_high_water) - first);
+  counters_.recomputed_tokens += num_again;
+  WaitingQueue::charge(request, num_tokens - num_again);
   request.num_computed_high_water = std::max(request.num_computed_high_water, end);
   request.num_planned = end;
+  request.last_planned_step = next_step_;
   ++request.in_flight_steps;
 }
 

@@ -24,6 +24,8 @@ enum class Place : std::int8_t {
   kOutside,     // waits for another engine or for copies
 };
 
+struct TenantAccount;
+
 struct Request {
   // What was asked for.
   std::int64_t id = 0;
@@ -39,12 +41,19 @@ struct Request {
   RequestState state{Submitted{}};
   Place place = Place::kNowhere;
 
+  // How it is served; see queue.h.
+  TenantAccount* account = nullptr;  // of its tenant, as long as it lives
+  bool has_live_deadline = false;    // a deadline that can still be met
+  bool is_due = false;               // passed over too often: goes before all, and is not pre-empted for priority
+
   // How far it has come since it was last admitted, in tokens of the sequence.
   std::int32_t num_planned = 0;    // in the cache once all planned steps have run
   std::int32_t num_committed = 0;  // in the cache now
   std::int32_t num_shared_pages = 0;  // leading pages that the prefix cache owns
   std::int32_t num_table_pages = 0;   // entries of its row in the page table
   std::int32_t row = -1;
+  std::int32_t num_hit_pages = 0;     // leading pages that the prefix cache had when it was admitted
+  std::int64_t last_planned_step = -1;
   std::int32_t promised_pages = 0;    // pages that its admission counted on and that it has not taken yet
 
   std::int32_t in_flight_steps = 0;    // planned steps, not committed, that contain it

@@ -33,6 +33,8 @@ std::string SchedulerConfig::problem() const {
   if (max_in_flight_steps > 64) return "max_in_flight_steps: expected at most 64, got " + std::to_string(max_in_flight_steps);
   if (max_step_cost < 0) return at_least("max_step_cost", 0, max_step_cost) + ". 0 means no bound";
   if (session_ttl_us < 0) return at_least("session_ttl_us", 0, session_ttl_us) + ". 0 means that sessions keep nothing";
+  if (inter_token_latency_us < 0) return at_least("inter_token_latency_us", 0, inter_token_latency_us) + ". 0 means no target";
+  if (starvation_limit < 1) return at_least("starvation_limit", 1, starvation_limit);
   if (context_cost_scale < 0) return at_least("context_cost_scale", 0, context_cost_scale) + ". 0 means that context is free";
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 4;
   if (max_model_len > most || page_size > most || max_num_batched_tokens > most || max_step_cost > most || context_cost_scale > most) {
@@ -56,6 +58,8 @@ Scheduler::Scheduler(const SchedulerConfig& config)
       max_pages_per_request_(config.max_pages_per_request()),
       allocator_(config.num_pages),
       rows_(config.max_num_seqs),
+      queue_(config.starvation_limit),
+      budget_(config),
       commits_{CommitBuffers(config), CommitBuffers(config)} {
   if (config_.enable_prefix_cache) tree_.emplace(allocator_, config_.page_size);
   running_.reserve(static_cast<std::size_t>(config_.max_num_seqs));
@@ -92,6 +96,8 @@ SubmitStatus Scheduler::submit(std::int64_t request_id, std::span<const TokenId>
   request.options = options;
   request.stop_token_ids.assign(stop_token_ids.begin(), stop_token_ids.end());
   request.tokens = SequenceTokens(prompt, prompt.size() + static_cast<std::size_t>(max_new_tokens), request.arrival);
+  request.has_live_deadline = options.deadline_us >= 0;
+  queue_.join(request);
   if (options.role == Role::kLocal) {
     move_to(request, Place::kWaiting);
   } else {
@@ -138,25 +144,29 @@ void Scheduler::move_to(Request& request, Place place) {
   }
   if (place == Place::kPrefilling) ++num_prefilling_;
   if (runs(from) && !runs(place)) leave_running(request);
+  if (waits(from) && !waits(place)) {
+    // From the queue to a row is service, whoever computes its prompt; what else leaves the queue has ended.
+    from == Place::kWaiting && (runs(place) || place == Place::kOutside) ? queue_.admit(request) : queue_.remove(request);
+  }
+  if (!waits(from) && waits(place)) queue_.push(request);
   if (!runs(from) && runs(place)) enter_running(request);
-  if (waits(from) && !waits(place)) waiting_.erase(request.arrival);
-  if (!waits(from) && waits(place)) waiting_.emplace(request.arrival, &request);
   num_draining_ += (drains(place) ? 1 : 0) - (drains(from) ? 1 : 0);
   num_outside_ += (place == Place::kOutside ? 1 : 0) - (from == Place::kOutside ? 1 : 0);
 }
 
-// running_ is in order of arrival.
 void Scheduler::enter_running(Request& request) {
-  const auto place = std::lower_bound(running_.begin(), running_.end(), request.arrival,
-                                      [](const Request* r, std::uint64_t arrival) { return r->arrival < arrival; });
-  running_.insert(place, &request);
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &request, ranks_before), &request);
 }
 
 void Scheduler::leave_running(Request& request) {
-  const auto place = std::lower_bound(running_.begin(), running_.end(), request.arrival,
-                                      [](const Request* r, std::uint64_t arrival) { return r->arrival < arrival; });
+  const auto place = std::lower_bound(running_.begin(), running_.end(), &request, ranks_before);
   TOKENSPEED_INVARIANT(place != running_.end() && *place == &request);
   running_.erase(place);
+}
+
+void Scheduler::forget(Request& request) {
+  queue_.leave(request);
+  requests_.erase(request.id);
 }
 
 void Scheduler::forget_promise(Request& request) {
@@ -168,7 +178,7 @@ void Scheduler::forget_promise(Request& request) {
 void Scheduler::end(Request& request) {
   if (std::holds_alternative<Finished>(request.state)) {
     move_to(request, Place::kNowhere);
-    requests_.erase(request.id);
+    forget(request);
     return;
   }
   move_to(request, request.in_flight_transfers > 0 ? Place::kOutside : Place::kDraining);
@@ -197,11 +207,13 @@ void Scheduler::drain(Request& request) {
   request.num_shared_pages = 0;
   request.num_planned = 0;
   request.num_committed = 0;
+  ++num_releases_;
   if (std::holds_alternative<Retracted>(request.state)) {
     move_to(request, Place::kWaiting);
     return;
   }
   move_to(request, Place::kNowhere);
+  queue_.leave(request);
   const auto entry = requests_.find(request.id);
   if (stays) {
     // At most half of the pool: the rest is for what runs, and one request alone gets the whole of it.
@@ -240,7 +252,7 @@ SchedulerStats Scheduler::stats() const {
   stats.cached_pages = tree_ ? tree_->num_pages() : 0;
   stats.evictable_pages = tree_ ? tree_->num_evictable_pages() : 0;
   stats.owned_pages = stats.num_pages - stats.free_pages - stats.cached_pages;
-  stats.num_waiting = static_cast<std::int32_t>(waiting_.size());
+  stats.num_waiting = static_cast<std::int32_t>(queue_.size());
   stats.num_running = static_cast<std::int32_t>(running_.size());
   stats.num_draining = num_draining_;
   stats.num_outside = num_outside_;

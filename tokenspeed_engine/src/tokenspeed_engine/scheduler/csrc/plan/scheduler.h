@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,8 +14,11 @@
 #include "../cache/page_allocator.h"
 #include "../cache/radix_tree.h"
 #include "../cache/row_pool.h"
+#include "budget.h"
 #include "config.h"
+#include "lifetime.h"
 #include "options.h"
+#include "queue.h"
 #include "request.h"
 #include "sessions.h"
 #include "step.h"
@@ -88,24 +90,43 @@ class Scheduler {
  private:
   // planner.cpp
   void plan_decodes(StepBuffers& out);
-  void plan_prefills(StepBuffers& out);
-  void plan_admissions(StepBuffers& out);
-  bool admit(Request& request);
-  void plan_chunk(StepBuffers& out, Request& request, std::int32_t num_tokens);
-  std::int64_t cost_of(std::int64_t first, std::int64_t num_tokens) const;
-  std::int64_t prefill_allowance(const StepBuffers& decodes) const;
-  std::int32_t affordable(std::int32_t first, std::int32_t num_tokens) const;
-  bool has_room(const StepBuffers& out) const {
-    return out.num_tokens < config_.max_num_batched_tokens && (prefill_cost_left_ > 0 || out.num_requests == out.num_decodes);
-  }
+  void plan_prompts(StepBuffers& out);
+  void plan_chunk(StepBuffers& out, Request& request);
   void plan_row(StepBuffers& out, Request& request, std::int32_t num_tokens);
-  bool grow_for_decode(Request& request);
+  bool has_room(const StepBuffers& out) const {
+    return out.num_tokens < config_.max_num_batched_tokens && (budget_.has_left() || out.num_requests == out.num_decodes);
+  }
+  // Whether a step can compute its next token: its last one may be in flight.
+  static bool decodes_now(const Request& request) {
+    return request.is_decoding() && request.num_sampled() + request.in_flight_samples < request.max_new_tokens;
+  }
+  bool wants_page(const Request& request) const {
+    return decodes_now(request) && request.num_planned == request.num_table_pages * config_.page_size;
+  }
   std::int32_t grow_for_prefill(Request& request, std::int32_t num_tokens);
   std::int32_t take_pages(Request& request, std::int32_t count);
-  void retract_latest();
+
+  // admission.cpp
+  std::int32_t missing_pages(const Request& request) const;
+  std::int32_t max_hit_pages(const Request& request) const;
+  bool pool_outlasts(const Request& request, std::int32_t spare_pages);
+  bool admit(Request& request);
+  void preempt_for_priority();
+  void make_room_for_decodes();
+  Request* cheapest_victim(std::int32_t worse_than, bool for_pages) const;
+  std::int32_t pages_back_from(const Request& request) const;
+  std::int32_t expected_tokens(const Request& request) const;
+  void retract(Request& victim);
+  // The order of running_: who was passed over too often, then priority, then arrival. Its first is never retracted for pages.
+  static bool ranks_before(const Request* a, const Request* b) {
+    if (a->is_due != b->is_due) return a->is_due;
+    if (a->options.priority != b->options.priority) return a->options.priority < b->options.priority;
+    return a->arrival < b->arrival;
+  }
 
   // commit.cpp
   void commit_row(Request& request, std::int32_t num_tokens, const TokenId* sampled);
+  void learn_length(const Request& request);
   FinishReason finish_reason(const Request& request, TokenId token, std::int32_t index) const;
   void publish_full_pages(Request& request);
 
@@ -117,6 +138,7 @@ class Scheduler {
   void drain_when_idle(Request& request);
   void drain(Request& request);
   void end_transfer(Request& request);
+  void forget(Request& request);
   void forget_promise(Request& request);
   void enter_running(Request& request);
   void leave_running(Request& request);
@@ -140,8 +162,11 @@ class Scheduler {
 
   SessionTable sessions_;
 
-  std::vector<Request*> running_;               // prefilling or decoding, in order of arrival
-  std::map<std::uint64_t, Request*> waiting_;   // submitted, retracting or retracted, by arrival
+  std::vector<Request*> running_;  // prefilling or decoding, in the order of ranks_before
+  WaitingQueue queue_;             // submitted, retracting or retracted
+  StepBudget budget_;
+  std::int32_t longest_expected_ = 0;  // output of any tenant so far
+  LengthEstimate output_length_;   // of all tenants together: what is expected of a tenant that is not known yet
   std::uint64_t next_arrival_ = 0;
   std::int64_t now_us_ = 0;             // as of the last advance_clock
   std::int32_t num_prefilling_ = 0;
@@ -149,7 +174,10 @@ class Scheduler {
   std::int32_t num_outside_ = 0;     // wait for another engine or for copies
   bool is_paused_ = false;
   std::int32_t promised_pages_ = 0;  // sum over requests
-  std::int64_t prefill_cost_left_ = 0;  // of the step that is being planned
+  std::uint64_t num_releases_ = 0;   // how often a request gave its pages back
+  std::int64_t refused_request_ = -1;  // for which the pool would not have lasted, when num_releases_ was refused_at_
+  std::uint64_t refused_at_ = 0;
+  std::int32_t num_forecasts_ = 0;   // of the step that is being planned
 
   std::vector<std::int32_t> page_table_;
   std::vector<PageUpdate> pending_updates_;
@@ -165,6 +193,8 @@ class Scheduler {
   // Scratch, kept to allocate nothing per step.
   std::vector<PageReplacement> replaced_;
   std::vector<PageId> path_pages_;
+  std::vector<Request*> prompts_;  // prefilling when the step began, in the order in which they are served
+  PoolForecast forecast_;
 
   SchedulerStats counters_;
 };

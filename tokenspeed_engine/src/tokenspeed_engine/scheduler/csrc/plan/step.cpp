@@ -26,6 +26,7 @@ void StepBuffers::clear() {
   num_tokens = 0;
   num_decodes = 0;
   num_samples = 0;
+  work = {};
 }
 
 CommitBuffers::CommitBuffers(const SchedulerConfig& config) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "budget.h"
 #include "config.h"
 
 namespace tokenspeed {
@@ -19,7 +20,7 @@ struct PageUpdate {
 };
 static_assert(sizeof(PageUpdate) == 3 * sizeof(std::int32_t));
 
-// One planned step. Decode rows come first, in order of arrival, then prefill chunks, in order of arrival.
+// One planned step. Decode rows come first, then prefill chunks; each in the order in which they are served.
 struct StepBuffers {
   explicit StepBuffers(const SchedulerConfig& config);
 
@@ -28,6 +29,7 @@ struct StepBuffers {
   std::int32_t num_tokens = 0;
   std::int32_t num_decodes = 0;
   std::int32_t num_samples = 0;
+  StepWork work;  // what it costs
 
   std::vector<std::int64_t> request_ids;   // [num_requests]
   std::vector<std::int32_t> rows;          // [num_requests] rows of the page table

@@ -50,13 +50,64 @@ def test_every_number_of_parts(num_splits: int, monkeypatch: pytest.MonkeyPatch)
 def test_indexer_with_whole_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     # Half precision takes a head at once, float32 by pieces: the other way for it too.
     indexer = pytest.importorskip("tokenspeed_kernel.ops.dsa.triton.indexer")
-    config = {"BLOCK_H": 16, "CHUNK": 32, "BLOCK_Q": 8, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
+    config = {"BLOCK_H": 16, "CHUNK": 32, "BLOCK_Q": 8, "GROUP": 2, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
     monkeypatch.setattr(indexer, "indexer_config", lambda *_: config)
     for fp8 in ("", "both"):
         batch = IndexerBatch("whole", (9, 1, 3), (40, 33, 3), 5, 21, fp8=fp8)
         inputs = indexer_inputs(batch, torch.Generator().manual_seed(0), CPU, torch.float32, paged=True)
         want = dsa.indexer_scores(**inputs, solution="reference")
         torch.testing.assert_close(dsa.indexer_scores(**inputs, solution="triton"), want, rtol=1e-5, atol=1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize("values", ["random", "one part has all", "ties", "few", "misled", "equal"])
+def test_choice_by_nomination(values: str) -> None:
+    # Rows of more than 64 entries are long ones here. Each way: a part with more than its share, more than there is room for, all.
+    topk = pytest.importorskip("tokenspeed_kernel.ops.dsa.triton.topk")
+    config = topk.choice_config(200, 6, interpreted=True)
+    assert config.parts > 1
+    scores = torch.randn((2, 200), generator=torch.Generator().manual_seed(2))
+    if values == "one part has all":
+        scores[:, 50:62] += 100.0
+    elif values == "ties":
+        scores = scores.round()
+    elif values == "few":
+        scores[:, 4:] = -math.inf
+    elif values == "misled":  # every place that is sampled is far above the others
+        scores[:, torch.arange(config.sample) * 200 // config.sample] += 100.0
+    elif values == "equal":
+        scores = torch.full_like(scores, -1.5)
+    want = dsa.topk_slots(scores, 6, solution="reference")
+    assert torch.equal(dsa.topk_slots(scores, 6, solution="triton"), want)
+
+
+@interpreted
+def test_rows_are_chosen_from_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    topk = pytest.importorskip("tokenspeed_kernel.ops.dsa.triton.topk")
+    monkeypatch.setattr(topk, "_ROWS_AT_ONCE", 2)
+    scores = torch.randn((5, 90), generator=torch.Generator().manual_seed(3))
+    paging = {
+        "page_table": torch.randperm(60, generator=torch.Generator().manual_seed(3)).view(2, 30).to(torch.int32),
+        "cu_seqlens_q": torch.tensor([0, 3, 5], dtype=torch.int32),
+        "page_size": 3,
+    }
+    want = dsa.topk_slots(scores, 7, **paging, solution="reference")
+    assert torch.equal(dsa.topk_slots(scores, 7, **paging, solution="triton"), want)
+
+
+def test_plan_of_a_choice() -> None:
+    topk = pytest.importorskip("tokenspeed_kernel.ops.dsa.triton.topk")
+    for num_keys in (1, 100, 8192, 8193, 65536, 131072, 1 << 20):
+        for k in (1, 64, 2048, 5000, 100_000):
+            config = topk.choice_config(num_keys, k)
+            if num_keys <= 8192:
+                assert (config.parts, config.capacity >= num_keys) == (0, True)
+            elif config.capacity:
+                assert config.parts * config.block >= num_keys
+                assert config.rank * num_keys / config.sample >= k, "what is nominated is more than what is chosen"
+                assert config.capacity >= k
+    assert topk.choice_config(65536, 2048).capacity, "a choice of this size is made in registers"
+    assert not topk.choice_config(65536, 30_000).capacity
 
 
 @pytest.mark.gpu

@@ -25,9 +25,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tokenspeed_kernel.ops.attention.triton.merge import _merge_states_kernel
-from tokenspeed_kernel.ops.dsa.triton.indexer import _NO_PAGES, _indexer_kernel, indexer_config
+from tokenspeed_kernel.ops.dsa.triton.indexer import (
+    _NO_PAGES,
+    _few_queries_kernel,
+    _indexer_kernel,
+    few_queries_config,
+    indexer_config,
+)
 from tokenspeed_kernel.ops.dsa.triton.sparse import _sparse_kernel
-from tokenspeed_kernel.ops.dsa.triton.topk import _BLOCK, _topk_kernel
+from tokenspeed_kernel.ops.dsa.triton.topk import NOMINATING_WARPS, _choose_kernel, _nominate_kernel, _sample_kernel, choice_config
 from tokenspeed_kernel.ops.mla.triton import tuning
 from tokenspeed_kernel.ops.mla.triton.merge import _PARTS, _SLICE, _merge_parts_kernel
 from tokenspeed_kernel.ops.mla.triton.paged import _paged_kernel
@@ -44,8 +50,8 @@ TARGETS = {
     "gfx950": (GPUTarget("hip", "gfx950", 64), DeviceFacts(256, 163840, True)),
 }
 """Shared memory that a block may use. Source: CUDA programming guide, "Compute Capabilities"; AMD CDNA 3 and 4 ISA guides."""
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-DOTS = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8e4nv": torch.float8_e4m3fn}
+DOTS = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32, "fp8e4nv": tl.float8e4nv}
 POINTERS = {
     **dict.fromkeys(("lse_ptr", "parts_ptr", "part_lse_ptr", "weights_ptr", "scale_ptr", "scores_ptr"), "*fp32"),
     **dict.fromkeys(("pages_ptr", "cu_q_ptr", "cu_k_ptr", "lengths_ptr"), "*i32"),
@@ -58,19 +64,24 @@ Kernels = Iterator[tuple[str, Any, dict[str, Any], int, int, dict[str, str]]]
 
 def mla(facts: DeviceFacts) -> Kernels:
     """(name, kernel, compile-time constants, warps, stages, types of pointers) of the latent attention kernels."""
-    for dtype, rows, heads, page_size, ragged in (
-        ("bf16", 16, 16, 64, False),
-        ("bf16", 32, 16, 64, False),
-        ("bf16", 64, 16, 64, False),
-        ("bf16", 128, 128, 64, False),
-        ("bf16", 16, 16, 16, False),
-        ("fp16", 128, 128, 16, True),
-        ("fp32", 64, 16, 64, False),
+    for dtype, cache, rows, heads, page_size, ragged in (
+        ("bf16", "", 16, 16, 64, False),
+        ("bf16", "", 32, 16, 64, False),
+        ("bf16", "", 64, 16, 64, False),
+        ("bf16", "", 128, 128, 64, False),
+        ("bf16", "", 16, 16, 16, False),
+        ("fp16", "", 128, 128, 16, True),
+        ("fp32", "", 64, 16, 64, False),
+        ("bf16", "packed", 16, 16, 64, False),
+        ("bf16", "packed", 128, 128, 64, False),
+        ("fp32", "packed", 64, 16, 16, True),
     ):
         config = tuning.latent_config(DTYPES[dtype], 512, 64, rows, 8192, page_size, facts)
+        config = tuning.packed_config(config, facts) if cache else config
         constants = {**_latent(config, heads), "PAGE_SIZE": page_size, "RAGGED": ragged, "CAUSAL": True}
-        name = f"paged {dtype} rows {rows} page {page_size}{' ragged' if ragged else ''}"
-        yield name, _paged_kernel, constants, config.num_warps, config.num_stages, _operands(dtype, "q_ptr", "kv_ptr", "out_ptr")
+        name = f"paged {dtype}{' packed' * bool(cache)} rows {rows} page {page_size}{' ragged' * ragged}"
+        operands = _operands(dtype, "q_ptr", "kv_ptr", "out_ptr") | ({"kv_ptr": "*u8"} if cache else {})
+        yield name, _paged_kernel, constants, config.num_warps, config.num_stages, operands
     for dtype, head_dim, v_head_dim, rows in (("bf16", 192, 128, 4096), ("bf16", 192, 128, 32), ("fp32", 192, 128, 4096)):
         tiles = tuning.prefill_config(DTYPES[dtype], head_dim, v_head_dim, rows, 8192, facts)
         constants = {
@@ -92,6 +103,7 @@ def mla(facts: DeviceFacts) -> Kernels:
     write = {"LATENT": 512, "ROPE": 64, "BLOCK_L": 512, "BLOCK_R": 64}
     operands = {**_operands("bf16", "latent_ptr", "rope_ptr", "kv_ptr"), "slots_ptr": "*i64"}
     yield "write", _write_kernel, write, 2, 3, operands
+    yield "write packed", _write_kernel, write, 2, 3, {**operands, "kv_ptr": "*u8"}
 
 
 def dsa(facts: DeviceFacts) -> Kernels:
@@ -101,7 +113,10 @@ def dsa(facts: DeviceFacts) -> Kernels:
         operands = {**_operands(dtype, "q_ptr", "kv_ptr", "out_ptr"), "slots_ptr": "*i32"}
         constants = _latent(config, heads)
         yield f"sparse {dtype} heads {heads}", _sparse_kernel, constants, config.num_warps, config.num_stages, operands
-    for dtype, keys, paged in (("bf16", "bf16", True), ("fp16", "fp16", False), ("fp32", "fp32", True), ("bf16", "fp8e4nv", True)):
+    indexers = [("bf16", "bf16", True), ("fp16", "fp16", False), ("fp32", "fp32", True), ("bf16", "fp8e4nv", True)]
+    if facts.major == 9:
+        indexers.append(("fp8e4nv", "fp8e4nv", False))
+    for dtype, keys, paged in indexers:
         if keys == "fp8e4nv" and (facts.major == 8 or facts.shared_bytes == 65536):
             continue  # no conversion from e4m3 on sm_80 and gfx942: the spec says so
         tiles = indexer_config(DTYPES[dtype], 64, 128, 8192, keys == "fp8e4nv")
@@ -109,9 +124,22 @@ def dsa(facts: DeviceFacts) -> Kernels:
         pages = {"PAGED": paged, "PAGE_SIZE": 64 if paged else _NO_PAGES}
         constants = {"HEADS": 64, "DIM": 128, "CAUSAL": True, "DOT": DOTS[dtype], "SCALED": keys == "fp8e4nv", **pages, **tiles}
         operands = {**_operands(keys, "q_ptr", "k_ptr"), "out_ptr": "*fp32"}
-        yield f"indexer {keys}", _indexer_kernel, constants, warps, stages, operands
-    for paged in (False, True):
-        yield f"topk{' paged' if paged else ''}", _topk_kernel, {"PAGED": paged, "BLOCK": _BLOCK}, 8, 3, {"out_ptr": "*i32"}
+        products = " products" if dtype == "fp8e4nv" else ""
+        yield f"indexer {keys}{products}", _indexer_kernel, constants, warps, stages, operands
+        tiles = few_queries_config({**tiles, "num_warps": warps}, 1, 8192, 64, facts.processors) or {}
+        if tiles and tiles["CHUNK"] >= 128:
+            warps, stages = tiles.pop("num_warps"), tiles.pop("num_stages")
+            constants = {name: value for name, value in constants.items() if name != "BLOCK_Q"} | tiles
+            yield f"indexer of few {keys}{products}", _few_queries_kernel, constants, warps, stages, operands
+    operands = dict.fromkeys(("out_ptr", "least_ptr", "keys_ptr", "positions_ptr", "counts_ptr"), "*i32")
+    for paged, num_keys, k in ((False, 8192, 2048), (True, 65536, 2048), (True, 65536, 20000)):
+        choice = choice_config(num_keys, k)
+        constants = {"PAGED": paged, "PARTS": choice.parts, "CAPACITY": choice.capacity, "BLOCK": choice.block}
+        yield f"choose {k} of {num_keys}", _choose_kernel, constants, choice.num_warps, 3, operands
+        if choice.parts:
+            constants = {"PARTS": choice.parts, "BLOCK": choice.block}
+            yield f"sample {k} of {num_keys}", _sample_kernel, {"SAMPLE": choice.sample}, NOMINATING_WARPS, 3, operands
+            yield f"nominate {k} of {num_keys}", _nominate_kernel, constants, NOMINATING_WARPS, 3, operands
 
 
 def attention(facts: DeviceFacts) -> Kernels:

@@ -12,7 +12,7 @@ import pytest
 
 PROGRAM = Path(__file__).parent / "compile_kernels.py"
 SHARED_BYTES = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "sm_120": 101376, "gfx942": 65536, "gfx950": 163840}
-COUNTS = {"mla": 12, "dsa": 10, "attention": 2}
+COUNTS = {"mla": 16, "dsa": 16, "attention": 2}
 QUICK = (("mla", "sm_90"), ("dsa", "sm_90"), ("attention", "sm_90"))
 SLOW = [(family, target) for target in SHARED_BYTES for family in COUNTS if (family, target) not in QUICK]
 
@@ -26,7 +26,8 @@ def test_kernels_compile_and_fit(family: str, target: str, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-3000:]
     kernels = json.loads(done.stdout.splitlines()[-1])
     without_fp8 = target in ("sm_80", "gfx942")
-    assert len(kernels) == COUNTS[family] - (family == "dsa" and without_fp8)
+    more = 0 if family != "dsa" else -2 if without_fp8 else 2 if target == "sm_90" else 0
+    assert len(kernels) == COUNTS[family] + more
     for name, used in kernels.items():
         # 64 rows of 512 accumulators fill the registers of two groups of warps: Triton 3.6 (on the machines that run it) keeps them
         # there, 3.9 puts a few of each thread's addresses into memory.

@@ -18,6 +18,8 @@ __all__ = ["CASES", "INDEXER_BATCHES", "SPARSE_BATCHES", "IndexerBatch", "Sparse
 _Build = Callable[[torch.Generator, torch.device, torch.dtype], dict[str, Any]]
 _DOUBLE: Final = Tolerance(1e-11, 1e-11)
 _SCORES: Final = Tolerance(2e-5, 3e-5)
+# Matrix units of Hopper add up products of fp8 in 14 bits, where they are used: 128 elements of a head, not the small cases.
+_FP8_SCORES: Final = Tolerance(1e-3, 6e-3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,9 @@ def indexer_inputs(
     else:
         k, scale = torch.cat([torch.zeros((0, dim)), *keys]), torch.cat([torch.zeros(0), *scales])
         lengths = {"cu_seqlens_k": torch.tensor([0, *batch.seq_lens]).cumsum(0).to(device, torch.int32)}
-    q, k = _dtype(q, dtype if batch.fp8 != "both" else torch.float8_e4m3fn, device), _dtype(
-        k, torch.float8_e4m3fn if batch.fp8 else dtype, device
+    q, k = (
+        _dtype(q, dtype if batch.fp8 != "both" else torch.float8_e4m3fn, device),
+        _dtype(k, torch.float8_e4m3fn if batch.fp8 else dtype, device),
     )
     weights, scale = weights.to(device), scale.to(device)
     if batch.strided:
@@ -258,7 +261,8 @@ def _indexer_cases(batches: tuple[IndexerBatch, ...], *, paged: bool, bench: boo
 
         op = (INDEXER_SCORES if paged else INDEXER_SCORES_RAGGED).name
         # Scores are float32 whatever the operands. Weights of both signs let the sum over 64 heads be small beside its terms.
-        return Case(op, batch.name, build, tolerance={torch.float32: _SCORES}, bench=bench)
+        scores = _FP8_SCORES if batch.fp8 == "both" and batch.dim >= 128 else _SCORES
+        return Case(op, batch.name, build, tolerance={torch.float32: scores}, bench=bench)
 
     return [case(batch) for batch in batches if paged or not (batch.missing_pages or batch.name.startswith("page_size"))]
 

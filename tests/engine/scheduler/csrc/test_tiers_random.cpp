@@ -38,7 +38,7 @@ struct World {
         device(6 + pick(30)),
         host(1 + pick(40)),
         events(1'000'000),
-        tree(device, page_size, {&host, pick(4) == 0 ? nullptr : &events, pick(2) == 0}),
+        tree(device, page_size, {&host, pick(4) == 0 ? nullptr : &events, pick(2) == 0, pick(2) == 0}),
             device_data(static_cast<std::size_t>(device.num_pages()), kGarbage),
         host_data(static_cast<std::size_t>(host.num_pages()), kGarbage) {
     random.seed(seed);
@@ -259,6 +259,8 @@ struct World {
   }
 
   void step() {
+    now_us += pick(2) == 0 ? pick(50'000'000) : 0;
+    tree.advance_clock(now_us);
     tree.tick();
     Request& r = requests[static_cast<std::size_t>(pick(4))];
     switch (pick(24)) {
@@ -293,7 +295,10 @@ struct World {
       case 9:
         if (pick(20) == 0) tree.flush();
         break;
-      case 10: r = Request(); break;
+      case 10:
+        if (pick(3) == 0 && !r.waits) tree.retire(std::move(r.at));
+        r = Request();
+        break;
       case 11:
       case 12: end_copy(); break;
       default: grow(r);
@@ -320,6 +325,7 @@ struct World {
   std::vector<Copy> copies;
   std::vector<TransferId> stores;
   std::set<std::pair<Tier, BlockHash>> heard;
+  std::int64_t now_us = 0;
   std::int64_t loads_begun = 0, fetched = 0, blocked = 0, offloads = 0;
 };
 

@@ -1,5 +1,6 @@
 // Who goes. Every index is an ordered set that changes with the nodes: nothing here walks what it does not evict.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "../invariant.h"
@@ -35,6 +36,7 @@ RadixTree::LruIndex* RadixTree::index_of(Place place) noexcept {
 void RadixTree::reindex(Node& node) {
   if (const Place place = place_of(node); place != node.place) {
     if (LruIndex* index = index_of(node.place)) index->erase(&node);
+    if (victim_ == &node) victim_ = nullptr;
     node.place = place;
     if (LruIndex* index = index_of(place)) index->insert(&node);
   }
@@ -66,6 +68,7 @@ void RadixTree::reindex(Node& node) {
 
 void RadixTree::leave_indexes(Node& node) noexcept {
   if (LruIndex* index = index_of(node.place)) index->erase(&node);
+  if (victim_ == &node) victim_ = nullptr;
   node.place = Place::kNone;
   if (node.is_duplicate) duplicates_.erase(&node);
   if (node.counts_as_clean) num_clean_evictable_pages_ -= pages_of(node);
@@ -73,14 +76,42 @@ void RadixTree::leave_indexes(Node& node) noexcept {
   if (has_groups()) leave_group_indexes(node);
 }
 
+// Classes of idle time from the one that is worth least, and in a class the longest idle: a bounded number of look-ups in an ordered set.
+detail::RadixNode* RadixTree::first_to_go(const LruIndex& index) const {
+  if (!adaptive_ || !return_times_.is_known() || index.size() == 1) return *index.begin();
+  for (const int idle_class : return_times_.order()) {
+    const bool is_last = idle_class + 1 == ReturnTimes::kNumClasses;
+    // Idle for less than the next class: used after that long ago.
+    const auto found = is_last ? index.begin() : index.lower_bound(now_us_ - ReturnTimes::shortest_us(idle_class + 1) + 1);
+    if (found != index.end() && now_us_ - (*found)->last_use_us >= ReturnTimes::shortest_us(idle_class)) return *found;
+  }
+  return *index.begin();
+}
+
+bool RadixTree::goes_before(const Node& a, const Node& b) const {
+  if (adaptive_ && return_times_.is_known()) {
+    if ((a.locks > 0) != (b.locks > 0)) return a.locks == 0;
+    const int rank_a = rank_of(a), rank_b = rank_of(b);
+    if (rank_a != rank_b) return rank_a < rank_b;
+  }
+  return detail::LeastRecentlyUsedFirst{}(&a, &b);
+}
+
+// Who is evicted goes on being evicted, as long as it may: it is looked for once.
+detail::RadixNode* RadixTree::device_victim(EvictMode mode) {
+  if (adaptive_ && victim_ != nullptr && (mode == EvictMode::kAny || victim_->place == Place::kCleanLeaf)) return victim_;
+  Node* clean = clean_leaves_.empty() ? nullptr : first_to_go(clean_leaves_);
+  Node* dirty = mode == EvictMode::kCleanOnly || dirty_leaves_.empty() ? nullptr : first_to_go(dirty_leaves_);
+  victim_ = dirty == nullptr || (clean != nullptr && goes_before(*clean, *dirty)) ? clean : dirty;
+  return victim_;
+}
+
 std::int32_t RadixTree::evict(std::int32_t max_pages, EvictMode mode) {
   std::int32_t evicted = 0;
   while (evicted < max_pages) {
-    Node* clean = clean_leaves_.empty() ? nullptr : *clean_leaves_.begin();
-    Node* dirty = mode == EvictMode::kCleanOnly || dirty_leaves_.empty() ? nullptr : *dirty_leaves_.begin();
-    if (clean == nullptr && dirty == nullptr) break;
-    const bool take_clean = dirty == nullptr || (clean != nullptr && detail::LeastRecentlyUsedFirst{}(clean, dirty));
-    evicted += take_clean ? evict_clean(*clean, max_pages - evicted) : evict_dirty(*dirty, max_pages - evicted);
+    Node* node = device_victim(mode);
+    if (node == nullptr) break;
+    evicted += node->place == Place::kCleanLeaf ? evict_clean(*node, max_pages - evicted) : evict_dirty(*node, max_pages - evicted);
   }
   return evicted;
 }
@@ -122,6 +153,10 @@ void RadixTree::drop_end(Node& node, std::int32_t num_pages) {
 void RadixTree::remove_leaf(Node& node) {
   TOKENSPEED_INVARIANT(node.children.empty() && node.locks == 0 && node.keeps == 0);
   Node& parent = *node.parent;
+  // What is left of a path that was used at the same time still waits for its return; here the last of it goes.
+  if (adaptive_ && node.last_use > 0 && (parent.is_root() || parent.locks > 0 || parent.last_use != node.last_use)) {
+    return_times_.given_up(now_us_ - node.last_use_us);
+  }
   if (node.on_device()) {
     tell_removed(node, 0, pages_of(node), Tier::kDevice);
     num_pages_ -= node.pages.size();
@@ -178,7 +213,7 @@ std::int32_t RadixTree::evict_host_leaf(Node& node, std::int32_t max_pages) {
 std::int32_t RadixTree::evict_host(std::int32_t max_pages) {
   std::int32_t evicted = 0;
   while (evicted < max_pages && !duplicates_.empty()) evicted += evict_duplicate(**duplicates_.rbegin());
-  while (evicted < max_pages && !host_leaves_.empty()) evicted += evict_host_leaf(**host_leaves_.begin(), max_pages - evicted);
+  while (evicted < max_pages && !host_leaves_.empty()) evicted += evict_host_leaf(*first_to_go(host_leaves_), max_pages - evicted);
   return evicted;
 }
 
@@ -187,18 +222,20 @@ bool RadixTree::make_host_room(std::int32_t count, const Node* writer, bool spar
   while (host_->num_free() < count) {
     if (!spare_copies && !duplicates_.empty() && (writer == nullptr || before(writer, *duplicates_.rbegin()))) {
       evict_duplicate(**duplicates_.rbegin());
-    } else if (!host_leaves_.empty() && (writer == nullptr || before(*host_leaves_.begin(), writer))) {
-      evict_host_leaf(**host_leaves_.begin(), count - host_->num_free());
-    } else {
-      return false;
+      continue;
     }
+    Node* leaf = host_leaves_.empty() ? nullptr : first_to_go(host_leaves_);
+    if (leaf == nullptr || (writer != nullptr && !goes_before(*leaf, *writer))) return false;
+    evict_host_leaf(*leaf, count - host_->num_free());
   }
   return true;
 }
 
 std::int32_t RadixTree::flush() {
+  const bool adaptive = std::exchange(adaptive_, false);  // nothing to learn from
   const std::int32_t flushed = evict(num_pages_);
   evict_host(num_host_pages_);
+  adaptive_ = adaptive;
   if (num_nodes_ == 0 && events_ != nullptr) events_->push(KvEvent{});
   return flushed;
 }

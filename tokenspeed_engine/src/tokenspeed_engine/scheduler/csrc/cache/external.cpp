@@ -130,7 +130,7 @@ TransferId RadixTree::begin_store(std::int32_t max_pages, std::vector<StorePage>
     node.store = &record;
     record.nodes.push_back(&node);
     record.locked.push_back(&node);
-    lock(&node, 0);
+    lock(&node, kNoUse);
     reindex(node);
     for (std::size_t i = 0; i < node.hashes.size(); ++i) pages.push_back({node.hashes[i], node.host_pages.ids()[i]});
   }

@@ -8,7 +8,7 @@
 namespace tokenspeed {
 
 NodeRef::NodeRef(RadixTree& tree, detail::RadixNode& node) noexcept : tree_(&tree), node_(&node) {
-  tree.lock(&node, tree.now_);
+  tree.lock(&node, tree.use_now());
   if (tree.window_ != nullptr) window_tokens_ = tree.lock_window(node);
 }
 
@@ -30,7 +30,7 @@ NodeRef& NodeRef::operator=(NodeRef&& other) noexcept {
 void NodeRef::release() noexcept {
   if (tree_ != nullptr) {
     if (window_tokens_ > 0) tree_->unlock_window(node_, std::exchange(window_tokens_, 0));
-    tree_->unlock(node_, tree_->now_);
+    tree_->unlock(node_, tree_->use_now());
   }
   tree_ = nullptr;
   node_ = nullptr;
@@ -64,7 +64,7 @@ void NodeRef::append_window_pages(std::vector<PageId>& out) const {
 }
 
 SnapshotRef::SnapshotRef(RadixTree& tree, detail::RadixNode& node) noexcept : tree_(&tree), node_(&node) {
-  tree.lock(&node, tree.now_);
+  tree.lock(&node, tree.use_now());
   ++node.borrows;
   tree.reindex_groups(node);
   node.snapshot_use = tree.now_;
@@ -91,7 +91,7 @@ void SnapshotRef::release() noexcept {
   if (tree_ != nullptr) {
     --node_->borrows;
     tree_->reindex_groups(*node_);
-    tree_->unlock(node_, tree_->now_);
+    tree_->unlock(node_, tree_->use_now());
   }
   tree_ = nullptr;
   node_ = nullptr;

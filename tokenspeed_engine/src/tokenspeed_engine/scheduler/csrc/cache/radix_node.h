@@ -56,6 +56,7 @@ struct RadixNode {
   std::set<std::unique_ptr<RadixNode>, FirstPageLess> children;
   std::uint64_t construction_number;
   std::uint64_t last_use = 0;
+  std::int64_t last_use_us = 0;      // the clock at that time: as much later as last_use is, or at the same time
   std::int32_t locks = 0;            // references to this node, transfers of it, plus children that are locked
   std::int32_t keeps = 0;            // the same for references that only need some copy to stay
   std::int32_t device_children = 0;  // children that hold device pages, valid or on their way
@@ -81,6 +82,9 @@ struct RadixNode {
 
 // Least recently used first; equal times in the order of construction: never an address, a hash or a clock.
 struct LeastRecentlyUsedFirst {
+  using is_transparent = void;
+  // Finds the first node that was used at this time of the clock or later.
+  bool operator()(const RadixNode* a, std::int64_t time_us) const noexcept { return a->last_use_us < time_us; }
   bool operator()(const RadixNode* a, const RadixNode* b) const noexcept {
     if (a->last_use != b->last_use) return a->last_use < b->last_use;
     return a->construction_number < b->construction_number;

@@ -2,6 +2,7 @@
 #include "radix_tree.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "../invariant.h"
@@ -53,7 +54,8 @@ RadixTree::RadixTree(PageAllocator& device, std::int32_t page_size, const RadixT
       window_(options.window),
       snapshots_(options.snapshots),
       window_before_(options.window_tokens > 0 ? static_cast<std::size_t>(options.window_tokens - 1) : 0),
-      page_size_(static_cast<std::size_t>(page_size)) {
+      page_size_(static_cast<std::size_t>(page_size)),
+      adaptive_(options.adaptive_eviction) {
   TOKENSPEED_INVARIANT(page_size > 0);
   TOKENSPEED_INVARIANT((window_ != nullptr) == (options.window_tokens > 0));
   TOKENSPEED_INVARIANT(host_ == nullptr || !has_groups());
@@ -151,6 +153,7 @@ NodeRef RadixTree::lock_prefix(std::span<const TokenId> tokens, std::int32_t max
     last = node;
     tokens = tokens.subspan(node->tokens.size());
   }
+  if (adaptive_ && !last->is_root() && last->locks == 0 && last->last_use > 0) return_times_.returned(now_us_ - last->last_use_us);
   return NodeRef(*this, *last);
 }
 
@@ -244,6 +247,7 @@ detail::RadixNode& RadixTree::add_child(Node& parent, std::span<const TokenId> t
   if (tokens.size() < kGrowingTokens) child->tokens.reserve(kGrowingTokens);
   child->tokens.assign(tokens.begin(), tokens.end());
   child->last_use = now_;
+  child->last_use_us = now_us_;
   ++num_nodes_;
   Node& added = *child;
   parent.children.insert(std::move(child));
@@ -264,6 +268,7 @@ detail::RadixNode& RadixTree::split(Node& node, std::int32_t num_pages) {
   upper.window_locks = node.window_locks;
   upper.window_use = node.window_use;
   upper.last_use = node.last_use;
+  upper.last_use_us = node.last_use_us;
   upper.locks = node.locks > 0 ? 1 : 0;  // its one child; the parent goes on counting one locked child
   upper.keeps = node.keeps > 0 ? 1 : 0;
   upper.device_children = node.on_device() ? 1 : 0;
@@ -301,38 +306,57 @@ void RadixTree::take_device_pages(Node& node) {
   reindex(*node.parent);
 }
 
-void RadixTree::touch(Node& node, std::uint64_t stamp) noexcept {
-  if (stamp <= node.last_use) return;
+void RadixTree::touch(Node& node, Use use) noexcept {
+  if (use.tick <= node.last_use) return;
   // Only locked nodes are touched, and those stand in no order but this one.
   if (node.is_duplicate) duplicates_.erase(&node);
-  node.last_use = stamp;
+  node.last_use = use.tick;
+  node.last_use_us = use.time_us;
   if (node.is_duplicate) duplicates_.insert(&node);
 }
 
-void RadixTree::lock(Node* node, std::uint64_t stamp) noexcept {
+void RadixTree::lock(Node* node, Use use) noexcept {
   for (; node != nullptr; node = node->parent) {
     if (node->locks++ > 0) {
-      touch(*node, stamp);
+      touch(*node, use);
       return;
     }
     if (node->is_root()) return;
     num_locked_pages_ += node->pages.size();
     reindex(*node);
-    touch(*node, stamp);
+    touch(*node, use);
   }
 }
 
-void RadixTree::unlock(Node* node, std::uint64_t stamp) noexcept {
+void RadixTree::unlock(Node* node, Use use) noexcept {
   for (Node* parent = nullptr; node != nullptr; node = parent) {
     parent = node->parent;
-    touch(*node, stamp);
-    stamp = std::max(stamp, node->last_use);  // what was used at the end of a path was used before it too
+    touch(*node, use);
+    if (use.tick < node->last_use) use = {node->last_use, node->last_use_us};  // what was used at the end of a path was used before it too
     if (--node->locks > 0) return;
     if (node->is_root()) {
       drop_unused_root(*node);
       return;
     }
     num_locked_pages_ -= node->pages.size();
+    reindex(*node);
+  }
+}
+
+void RadixTree::retire(NodeRef&& at) {
+  TOKENSPEED_INVARIANT(at.tree_ == this || at.empty());
+  Node* node = at.node_;
+  NodeRef released(std::move(at));
+  const bool is_root = node == nullptr || node->is_root();
+  released = NodeRef();
+  if (is_root) return;
+  // Upwards as far as no other path, session or reader shares it. Keys change outside of every order.
+  for (; !node->is_root() && node->locks == 0 && node->keeps == 0 && node->children.size() <= 1; node = node->parent) {
+    if (!node->children.empty() && (*node->children.begin())->last_use != 0) return;
+    leave_indexes(*node);
+    node->is_duplicate = node->counts_as_clean = node->waits_for_store = node->in_window_index = node->in_snapshot_index = false;
+    node->last_use = 0;
+    node->last_use_us = std::numeric_limits<std::int64_t>::min() / 2;
     reindex(*node);
   }
 }

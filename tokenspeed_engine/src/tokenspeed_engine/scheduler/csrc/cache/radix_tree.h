@@ -15,6 +15,9 @@
 // only near where somebody goes on; layers with a state keep snapshots of it in slots, at the end of nodes. A hit is where every group
 // of the model can go on. Groups are on the device alone, so a tree with groups has no host tier.
 //
+// With adaptive eviction, how long pages are idle before they are wanted again is learnt (return_times.h), and the time since the last use
+// decides through that. Without a clock, or before enough is known, it is the order above.
+//
 // radix_tree.cpp: walks, growth, splits, locks. eviction.cpp: who goes. transfers.cpp: write-back and load-back. external.cpp: page
 // hashes, KV events, the way from and to the external store. groups.cpp: windows and snapshots.
 #pragma once
@@ -33,6 +36,7 @@
 #include "kv_events.h"
 #include "page_allocator.h"
 #include "radix_node.h"
+#include "return_times.h"
 #include "token.h"
 #include "transfer.h"
 
@@ -135,6 +139,7 @@ struct RadixTreeOptions {
   PageAllocator* host = nullptr;     // pool of the host tier; none: one tier
   KvEventBuffer* events = nullptr;   // told of every change; none: no event and no hash is made
   bool external_store = false;       // keep track of host pages that the external store lacks
+  bool adaptive_eviction = false;    // learn when pages are wanted again; needs advance_clock()
   PageAllocator* window = nullptr;   // pool of the layers that see a window; none: no such layer
   std::int32_t window_tokens = 0;    // the query's own token and those before it that such a layer sees
   PageAllocator* snapshots = nullptr;  // slots for states; none: no layer has a state
@@ -149,6 +154,12 @@ class RadixTree {
 
   // Advances the logical clock that stamps unlocked nodes.
   void tick() noexcept { ++now_; }
+  // The time of the log of events, the same on every rank; never backwards. Only adaptive eviction uses it.
+  void advance_clock(std::int64_t now_us) noexcept {
+    if (now_us <= now_us_) return;
+    now_us_ = now_us;
+    ++now_;  // one tick, one time: so the order by ticks is an order by time
+  }
 
   // Looks for the longest cached prefix of `tokens`, at most `max_pages` pages. Changes nothing.
   PrefixProbe probe(std::span<const TokenId> tokens, std::int32_t max_pages, std::string_view salt = {}) const;
@@ -167,6 +178,9 @@ class RadixTree {
   // The same in a tree with a window: `window` holds as many pages of that pool, for the same tokens.
   std::int32_t extend(NodeRef& at, std::span<const TokenId> tokens, OwnedPages& pages, std::vector<PageReplacement>& replaced,
                       OwnedPages& window, std::vector<PageReplacement>& window_replaced);
+
+  // Lets go of a path that nobody will want again, as far as nobody else uses it: it goes before all others.
+  void retire(NodeRef&& at);
 
   // Gives back up to `max_pages` unlocked device pages, least recently used first. Returns how many. Host copies stay, and pages that
   // have one go in runs of some size: then it may be more than asked for.
@@ -275,10 +289,15 @@ class RadixTree {
   bool can_grow(const Node& node) const noexcept;
   // Cuts `node` after `num_pages` pages. The part before becomes a new parent; `node` keeps the end, and with it all references.
   Node& split(Node& node, std::int32_t num_pages);
-  // `stamp`: the time of use; 0 for a transfer, which is no use.
-  void lock(Node* node, std::uint64_t stamp) noexcept;
-  void unlock(Node* node, std::uint64_t stamp) noexcept;
-  void touch(Node& node, std::uint64_t stamp) noexcept;
+  struct Use {
+    std::uint64_t tick;
+    std::int64_t time_us;
+  };
+  static constexpr Use kNoUse{0, 0};  // of a transfer
+  Use use_now() const noexcept { return {now_, now_us_}; }
+  void lock(Node* node, Use use) noexcept;
+  void unlock(Node* node, Use use) noexcept;
+  void touch(Node& node, Use use) noexcept;
   void change_keeps(Node* node, std::int32_t by) noexcept;
   std::span<const TokenId> first_page(const Node& node) const { return std::span(node.tokens).first(page_size_); }
   static bool is_loading(const Node& node) noexcept { return node.transfer != nullptr && node.transfer->kind == Kind::kLoadBack; }
@@ -294,6 +313,11 @@ class RadixTree {
   // eviction.cpp
   Place place_of(const Node& node) const noexcept;
   LruIndex* index_of(Place place) noexcept;
+  // The first of an order that is not empty to go.
+  Node* first_to_go(const LruIndex& index) const;
+  bool goes_before(const Node& a, const Node& b) const;
+  int rank_of(const Node& node) const noexcept { return return_times_.rank(ReturnTimes::class_of(now_us_ - node.last_use_us)); }
+  Node* device_victim(EvictMode mode);
   // Brings the indexes and counters in line with what `node` is now.
   void reindex(Node& node);
   void leave_indexes(Node& node) noexcept;
@@ -351,7 +375,11 @@ class RadixTree {
   std::set<Node*, detail::SnapshotLeastRecentlyUsedFirst> idle_snapshots_;
   std::map<TransferId, std::unique_ptr<detail::TransferRecord>> transfers_;
   TransferId next_transfer_ = 0;
-  std::uint64_t now_ = 0;
+  bool adaptive_;
+  ReturnTimes return_times_;
+  Node* victim_ = nullptr;  // the leaf that is being evicted piece by piece, while it stands among those that may go
+  std::uint64_t now_ = 1;
+  std::int64_t now_us_ = 0;
   std::uint64_t next_construction_number_ = 0;
   std::int32_t num_pages_ = 0;
   std::int32_t num_locked_pages_ = 0;

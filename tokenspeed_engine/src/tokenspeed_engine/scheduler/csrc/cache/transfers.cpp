@@ -33,7 +33,7 @@ void RadixTree::write_node(detail::TransferRecord& record, Node& node, std::vect
   num_host_pages_ += count;
   record.nodes.push_back(&node);
   record.locked.push_back(&node);
-  lock(&node, 0);
+  lock(&node, kNoUse);
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) pairs.push_back({node.pages.ids()[i], node.host_pages.ids()[i]});
 }
 
@@ -62,7 +62,7 @@ TransferId RadixTree::begin_write_back(std::int32_t max_pages, std::vector<PageP
   while (max_pages > 0 && !dirty_leaves_.empty()) {
     // A leaf, and before it what would become a leaf of the same age. The end goes first, so it is what the bound cuts out of.
     chain.clear();
-    for (Node* node = *dirty_leaves_.begin(); max_pages > 0; node = node->parent) {
+    for (Node* node = first_to_go(dirty_leaves_); max_pages > 0; node = node->parent) {
       const bool is_next = chain.empty() || (!node->is_root() && node->locks == 0 && node->device_children == 1 && node->host_pages.empty() &&
                                              node->on_device() && node->last_use == chain.back()->last_use);
       if (!is_next) break;
@@ -93,7 +93,7 @@ TransferId RadixTree::begin_offload(const NodeRef& at, std::vector<PagePair>& pa
   detail::TransferRecord& record = open_transfer(Kind::kWriteBack);
   // From here on no copy of the path goes, be it to make room for the rest of it.
   record.kept = at.node_;
-  lock(at.node_, 0);
+  lock(at.node_, kNoUse);
   change_keeps(at.node_, 1);
   for (auto node = nodes.rbegin(); node != nodes.rend(); ++node) {
     if (!make_host_room(pages_of(**node), nullptr, false)) break;
@@ -101,7 +101,7 @@ TransferId RadixTree::begin_offload(const NodeRef& at, std::vector<PagePair>& pa
   }
   if (!record.nodes.empty()) return record.id;
   change_keeps(at.node_, -1);
-  unlock(at.node_, 0);
+  unlock(at.node_, kNoUse);
   return close_if_empty(record);
 }
 
@@ -126,7 +126,7 @@ TransferId RadixTree::begin_load_back(const NodeRef& at, std::vector<PagePair>& 
     node.transfer = &record;
     record.nodes.push_back(&node);
     record.locked.push_back(&node);
-    lock(&node, 0);
+    lock(&node, kNoUse);
     give_device_pages(node, device_.allocate(pages_of(node)));
     for (std::size_t i = 0; i < static_cast<std::size_t>(pages_of(node)); ++i) {
       pairs.push_back({node.host_pages.ids()[i], node.pages.ids()[i]});
@@ -171,9 +171,9 @@ bool RadixTree::end_transfer(TransferId id, bool ok) {
   }
   if (record->kept != nullptr) {
     change_keeps(record->kept, -1);
-    unlock(record->kept, 0);
+    unlock(record->kept, kNoUse);
   }
-  for (Node* node : record->locked) unlock(node, 0);
+  for (Node* node : record->locked) unlock(node, kNoUse);
   return true;
 }
 

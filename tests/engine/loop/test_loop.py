@@ -22,7 +22,7 @@ from tokenspeed_engine.ipc import (
     StepOutputs,
     SubmitRequest,
 )
-from tokenspeed_engine.loop import EngineLoop, session_number
+from tokenspeed_engine.loop import EngineLoop, session_number, tenant_number
 from tokenspeed_engine.scheduler import Scheduler, SchedulerConfig
 from tokenspeed_engine.types import FinishReason, ModelInfo, SampledTokens, SamplingParams, TokenizedRequest, TokenLogprobs
 
@@ -404,6 +404,14 @@ def test_the_outbox_of_the_loop_is_the_bounded_one() -> None:
 # -- sessions and the clock -------------------------------------------------------------------------------------------------
 
 
+def test_a_tenant_is_a_number_of_its_name() -> None:
+    assert tenant_number("") == 0
+    numbers = {tenant_number(name) for name in ("key 0", "key 1", "user ann")}
+    assert len(numbers) == 3
+    assert all(0 < number < 2**63 for number in numbers)
+    assert tenant_number("key 0") == tenant_number("key 0")
+
+
 def test_a_session_is_a_number_of_its_name_and_salt() -> None:
     def number(session_id: str, salt: str = "") -> int:
         return session_number(TokenizedRequest("r", (1,), SamplingParams(), session_id, salt))
@@ -465,3 +473,17 @@ def test_the_scheduler_is_told_how_long_steps_took(depth: int) -> None:
     assert len(told) == 6
     assert all(1000 <= us <= 6000 for us in told)
     assert sum(told) <= next(ticks) * 1000  # no time is counted twice
+
+
+@both_depths
+def test_a_better_priority_takes_the_place_of_one_that_runs(depth: int) -> None:
+    """From the message to the stream: the better one ends first, and the other's text is as if it had been alone."""
+    low = TokenizedRequest("low", (1, 2, 3), SamplingParams(max_tokens=30), priority=1)
+    high = TokenizedRequest("high", (4, 5), SamplingParams(max_tokens=3), tenant="key 1")
+    case = Case([SubmitRequest(low)], *[[] for _ in range(4)], [SubmitRequest(high)], depth=depth, max_num_seqs=1)
+    case.run()
+    ends = [o.request_id for s in case.link.sent if isinstance(s, StepOutputs) for o in s.outputs if o.finish_reason]
+    assert ends == ["high", "low"]
+    assert case.tokens("low") == wanted((1, 2, 3), 30)
+    assert case.tokens("high") == wanted((4, 5), 3)
+    assert case.scheduler.stats().num_preemptions == 1

@@ -210,7 +210,12 @@ class EngineLoop:
             min_new_tokens=params.min_tokens,
             # Positions that come from the cache have no logits, so a request for the prompt's log-probabilities computes all.
             use_prefix_cache=params.prompt_logprobs is None,
-            options=RequestOptions(session=session_number(request), salt=request.cache_salt),
+            options=RequestOptions(
+                session=session_number(request),
+                salt=request.cache_salt,
+                priority=request.priority,
+                tenant=tenant_number(request.tenant),
+            ),
         )
         if status != SubmitStatus.OK:
             self._executor.remove_request(number)
@@ -388,3 +393,10 @@ def session_number(request: TokenizedRequest) -> int:
         return 0
     key = len(request.cache_salt.encode()).to_bytes(4, "little") + (request.cache_salt + request.session_id).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1 or 1
+
+
+def tenant_number(tenant: str) -> int:
+    """What the scheduler calls a tenant: 63 bits of a hash, 0 for none. A hash needs no table that grows with every client."""
+    if not tenant:
+        return 0
+    return int.from_bytes(hashlib.blake2b(tenant.encode(), digest_size=8).digest(), "little") >> 1 or 1

@@ -19,6 +19,10 @@ class SchedulingConfig:
         prefill_chunk_size: most prompt tokens of one sequence in one step; 0 means the whole token budget.
         max_queue: most requests that wait beyond those that run; further ones are refused.
         session_ttl_s: how long what a session computed is kept for its next turn; 0 keeps nothing.
+        inter_token_latency_ms: time that a step should not pass while streams run, in milliseconds: prompts take no more of it
+            than that allows, as learnt from the steps that ran, and at least a quarter of what they could have otherwise. None
+            derives it from the device; 0 is no target.
+        starvation_limit: admissions of better priorities that a waiting priority lets pass before its next request goes first.
         pipeline_depth: steps that are planned before the oldest is committed; 1 plans, runs and commits in turn.
     """
 
@@ -57,6 +61,20 @@ class SchedulingConfig:
         help="seconds that the KV cache of a request with a session_id is kept for the session's next turn (0: not at all)",
         metavar="SECONDS",
     )
+    inter_token_latency_ms: int | None = option(
+        None,
+        "--inter-token-latency-ms",
+        parse=parse_count,
+        help="time that a step should not pass while streams run, in ms (default: 50 on a GPU, 250 on a CPU; 0: no target)",
+        metavar="MS",
+    )
+    starvation_limit: int = option(
+        64,
+        "--starvation-limit",
+        parse=parse_count,
+        help="admissions of better priorities that a waiting priority lets pass before its next request goes first",
+        metavar="N",
+    )
     pipeline_depth: int = 1
 
     def __post_init__(self) -> None:
@@ -74,6 +92,16 @@ class SchedulingConfig:
             0 <= self.prefill_chunk_size < 2**31,
             expected="0 to 2**31-1 tokens",
             remedy="use 0 for the whole token budget",
+        )
+        check(
+            self,
+            "inter_token_latency_ms",
+            self.inter_token_latency_ms is None or 0 <= self.inter_token_latency_ms <= 60_000,
+            expected="0 to 60,000 milliseconds",
+            remedy="leave the flag out for the device's default, or use 0 for no target",
+        )
+        check(
+            self, "starvation_limit", 1 <= self.starvation_limit <= 1_000_000, expected="1 to 1,000,000 admissions", remedy="use 64"
         )
         check(self, "max_queue", 0 <= self.max_queue <= 1_000_000, expected="0 to 1,000,000", remedy="use 1024")
         check(

@@ -6,6 +6,11 @@ from tokenspeed_engine.config import CacheConfig, SchedulingConfig
 from tokenspeed_engine.executor.executor import ModelExecutor
 from tokenspeed_engine.scheduler import SchedulerConfig
 
+# What a step may take while streams run: on a GPU twenty tokens a second, faster than people read; on a CPU the quarter of a second
+# within which a client that left is noticed.
+_LATENCY_MS = {"cpu": 250}
+_OTHER_LATENCY_MS = 50
+
 
 def scheduler_config(executor: ModelExecutor, cache: CacheConfig, scheduling: SchedulingConfig) -> SchedulerConfig:
     """Return the configuration of the scheduler that plans for `executor`.
@@ -14,6 +19,9 @@ def scheduler_config(executor: ModelExecutor, cache: CacheConfig, scheduling: Sc
     token of each running sequence. A configured budget is taken as it is.
     """
     budget, limits = executor.max_num_batched_tokens, executor.step_limits
+    latency_ms = scheduling.inter_token_latency_ms
+    if latency_ms is None:
+        latency_ms = _LATENCY_MS.get(executor.device.type, _OTHER_LATENCY_MS)
     return SchedulerConfig(
         num_pages=executor.num_pages,
         page_size=executor.page_size,
@@ -26,4 +34,6 @@ def scheduler_config(executor: ModelExecutor, cache: CacheConfig, scheduling: Sc
         max_step_cost=limits.num_tokens if limits else 0,
         context_cost_scale=limits.context_cost_scale if limits else 0,
         session_ttl_us=round(scheduling.session_ttl_s * 1e6),
+        inter_token_latency_us=latency_ms * 1000,
+        starvation_limit=scheduling.starvation_limit,
     )

@@ -156,10 +156,12 @@ class RequestNotes:
     Attributes:
         request_id: the client's X-Request-Id, or one of ours.
         caller: the caller's identifiers, ready for the log line.
+        key_name: which of several API keys was shown; empty where there are no two.
     """
 
     request_id: str
     caller: str = ""
+    key_name: str = ""
 
 
 NOTES: ContextVar[RequestNotes] = ContextVar("request_notes")

@@ -53,6 +53,8 @@ class Job:
         prompt_param: str,
         session_id: str = "",
         cache_salt: str = "",
+        priority: int = 0,
+        tenant: str = "",
         echo: bool = False,
     ) -> Job:
         """Make the sequences: each prompt num_choices times, with a seed for each choice.
@@ -60,7 +62,7 @@ class Job:
         Args:
             max_tokens, default_max_tokens, prompt_param: see resolve_max_tokens; a max_tokens of 0 means that only the echo is
                 wanted (one token is generated, and dropped).
-            session_id, cache_salt: see TokenizedRequest.
+            session_id, cache_salt, priority, tenant: see TokenizedRequest.
             echo: begin each text with its prompt.
         Raises:
             ApiError: 400 when a prompt leaves no room for its answer, or min_tokens is more than that room.
@@ -90,6 +92,8 @@ class Job:
                     params=replace(params, seed=choice_seed(params.seed, choice), max_tokens=room),
                     session_id=session_id,
                     cache_salt=cache_salt,
+                    priority=priority,
+                    tenant=tenant,
                 )
                 requests.append(request)
                 choices.append(ChoiceAssembler(request, client.tokenizer, prompt, echo=echo, echo_only=echo_only))
@@ -134,3 +138,12 @@ def note_caller(body: SamplingFields) -> None:
     ]
     if named:
         NOTES.get().caller = "".join(named)
+
+
+def tenant_of(body: SamplingFields) -> str:
+    """Whose share of the machine a request uses.
+
+    Where the server knows several API keys, each is a tenant: nobody gets a second share by another name. Otherwise all requests
+    come from one party, and `user` tells its users apart.
+    """
+    return NOTES.get().key_name or (f"user {body.user}" if body.user else "")

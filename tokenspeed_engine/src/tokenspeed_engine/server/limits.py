@@ -24,6 +24,7 @@ class Limits:
         max_top_logprobs: largest `top_logprobs` of a chat and `logprobs` of a completion.
         max_identifier_chars: length of `user`, `safety_identifier`, `session_id`, and of an X-Request-Id header.
         max_salt_bytes: length of `cache_salt` in UTF-8; the scheduler takes no more.
+        max_priority: largest `priority`; the smallest is its negative.
         body_timeout_s: time in which a request's body must have arrived.
         write_timeout_s: time that one event of a stream may wait for its reader, before the connection is closed.
         inline_encode_chars: prompts up to this length are made on the event loop, longer ones in a worker thread.
@@ -43,6 +44,7 @@ class Limits:
     max_top_logprobs: int = 20
     max_identifier_chars: int = 512
     max_salt_bytes: int = 256
+    max_priority: int = 100
     body_timeout_s: float = 60.0
     write_timeout_s: float = 60.0
     inline_encode_chars: int = 8192

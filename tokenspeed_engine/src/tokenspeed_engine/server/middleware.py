@@ -60,7 +60,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 async def _answer(request: web.Request, handler: Handler, api_keys: tuple[str, ...]) -> web.StreamResponse:
     try:
-        check_api_key(request, api_keys)
+        NOTES.get().key_name = check_api_key(request, api_keys)
         return await handler(request)
     except ApiError as error:
         return error.response()

@@ -52,7 +52,6 @@ _BOTH: Mapping[str, Refusal] = {
     "regex": Refusal(_FORMAT),
     "ebnf": Refusal(_FORMAT),
     "json_schema": Refusal(_FORMAT),
-    "priority": Refusal("requests are served first come, first served", (0,)),
     "lora_path": Refusal(_EXTRA),
     "truncate_prompt_tokens": Refusal("prompts are never cut; send a shorter one"),
     "spaces_between_special_tokens": Refusal("tokens are joined as the tokenizer joins them", (True,)),

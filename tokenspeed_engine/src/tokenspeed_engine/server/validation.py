@@ -54,6 +54,8 @@ def check_common(fields: SamplingFields, limits: Limits) -> None:
     for name, text in (("user", fields.user), ("safety_identifier", fields.safety_identifier)):
         if text is not None and len(text) > limits.max_identifier_chars:
             raise invalid(name, f"at most {limits.max_identifier_chars} characters", text)
+    if fields.priority is not None and abs(fields.priority) > limits.max_priority:
+        raise invalid("priority", f"-{limits.max_priority} to {limits.max_priority}", fields.priority)
 
 
 def check_cache_fields(fields: SamplingFields, num_sequences: int, info: ModelInfo, limits: Limits) -> None:

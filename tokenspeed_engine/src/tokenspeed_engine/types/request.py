@@ -17,6 +17,8 @@ class TokenizedRequest:
         params: sampling and stopping parameters.
         session_id: the conversation that it belongs to, whose pages are kept for its next turn; empty: none.
         cache_salt: only requests of equal salt share cached pages; at most 256 bytes of UTF-8.
+        priority: class, 32-bit; a smaller one goes first.
+        tenant: whose share of the machine it uses; empty: that of all who have no name.
     """
 
     request_id: str
@@ -24,3 +26,5 @@ class TokenizedRequest:
     params: SamplingParams
     session_id: str = ""
     cache_salt: str = ""
+    priority: int = 0
+    tenant: str = ""

@@ -22,7 +22,9 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         model: a served name.
         session_id: the conversation that the request is a turn of.
         cache_salt: whose cached prompts the request may reuse.
-        user, safety_identifier: the caller's identifiers for its own user; written to the request log, nothing else.
+        priority: class of service; a smaller one goes first.
+        user: the caller's identifier for its own user; written to the request log, and its tenant where there are no two API keys.
+        safety_identifier: another such identifier; written to the request log, nothing else.
     """
 
     model: str
@@ -48,5 +50,6 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool | None = None
     session_id: str | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     user: str | None = None
     safety_identifier: str | None = None

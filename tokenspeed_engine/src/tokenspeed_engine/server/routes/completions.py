@@ -12,7 +12,7 @@ from tokenspeed_engine.server.assemble import Piece
 from tokenspeed_engine.server.body import read_json_object, typed_body
 from tokenspeed_engine.server.context import CONTEXT, ServerContext
 from tokenspeed_engine.server.errors import bad_request
-from tokenspeed_engine.server.job import Job, note_caller
+from tokenspeed_engine.server.job import Job, note_caller, tenant_of
 from tokenspeed_engine.server.lengths import check_max_tokens
 from tokenspeed_engine.server.logprobs import completion_logprobs
 from tokenspeed_engine.server.prompts import completion_prompts, encode_completion_prompts
@@ -93,6 +93,8 @@ async def _job(body: CompletionRequest, context: ServerContext) -> Job:
         prompt_param="prompt",
         session_id=body.session_id or "",
         cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
+        tenant=tenant_of(body),
         echo=bool(body.echo),
     )
 

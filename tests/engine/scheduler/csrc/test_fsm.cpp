@@ -205,7 +205,7 @@ constexpr int num_transitions = (0 + ... + (HasTransition<State, Events> ? 1 : 0
 template <class State>
 constexpr int transitions_from =
     num_transitions<State, Bootstrapped, Abort, Failed, Admit, Load, Loaded, RemotePrefillDone, Retract, LastChunkPlanned,
-                    HandOver, Succeeded, Finish, WriteBack, Drained, Park, Resume, Expire>;
+                    HandOver, Succeeded, Finish, WriteBack, Drained, Park, Resume, Expire, Offload>;
 template <class State, class Event, class Next>
 constexpr bool leads_to = std::is_same_v<decltype(transition(std::declval<State&&>(), std::declval<Event&&>())), Next>;
 
@@ -235,4 +235,4 @@ static_assert(transitions_from<WritingBack> == 3 && leads_to<WritingBack, Draine
 static_assert(transitions_from<Retracted> == 4 && leads_to<Retracted, Admit, Prefilling> &&
               leads_to<Retracted, Load, LoadingBack> && leads_to<Retracted, Abort, Finished> &&
               leads_to<Retracted, Failed, Finished>);
-static_assert(transitions_from<Paused> == 2 && leads_to<Paused, Resume, Finished> && leads_to<Paused, Expire, Finished>);
+static_assert(transitions_from<Paused> == 3 && leads_to<Paused, Offload, Paused> && leads_to<Paused, Resume, Finished> && leads_to<Paused, Expire, Finished>);

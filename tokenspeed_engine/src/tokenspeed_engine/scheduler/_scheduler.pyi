@@ -54,6 +54,12 @@ class SchedulerConfig:
         session_ttl_us: int = 0,
         inter_token_latency_us: int = 0,
         starvation_limit: int = 64,
+        num_host_pages: int = 0,
+        host_write_through: bool = False,
+        load_page_ns: int = 0,
+        prefill_token_ns: int = 0,
+        external_store: bool = False,
+        kv_event_pages: int = 0,
     ) -> None:
         """Check and keep the values.
 
@@ -73,12 +79,20 @@ class SchedulerConfig:
             session_ttl_us: how long, on the clock of `Scheduler.advance_clock`, the pages of a session's last turn are kept for
                 its next one. All sessions together keep at most half of the pool, those that were parked last; they give way to
                 a running request that needs a page, and to the first of the queue when nothing runs. 0 means that sessions keep
-                nothing beyond the prefix cache.
+                nothing beyond the prefix cache. With a host tier they are copied there when a turn ends, and keep that copy
+                alone when their place on the device is wanted: at most half of the host's pages in all.
             inter_token_latency_us: prompts take no more of a step with decodes than lets it end within this time, by the model
                 learnt from the times told to `Scheduler.commit`, but at least a quarter of what they could have without
                 decodes. 0 means no target.
             starvation_limit: admissions of better priorities, or of deadlines, that a waiting class lets pass before its next
                 request goes first, at least 1.
+            num_host_pages: pages of the host tier of the prefix cache; 0 means none.
+            host_write_through: copy pages to the host as soon as they are full; else ahead of their eviction.
+            load_page_ns: nanoseconds to bring one page from the host; 0 means that loading is always worth it.
+            prefill_token_ns: nanoseconds to compute one token: a hit on the host is loaded, and a retracted request copied to
+                the host, when that is cheaper than computing it again.
+            external_store: offer pages of the host to a store behind it.
+            kv_event_pages: page hashes that may wait for `take_kv_events`; 0 means that there are no events.
         Raises:
             ValueError: a value is out of range; the message says which, and the remedy.
         """
@@ -122,6 +136,24 @@ class SchedulerConfig:
     @property
     def starvation_limit(self) -> int:
         """Admissions that a waiting class lets pass before its next request goes first."""
+    @property
+    def num_host_pages(self) -> int:
+        """Pages of the host tier; 0 means none."""
+    @property
+    def host_write_through(self) -> bool:
+        """Whether pages are copied to the host as soon as they are full."""
+    @property
+    def load_page_ns(self) -> int:
+        """Nanoseconds to bring one page from the host; 0 means that loading is always worth it."""
+    @property
+    def prefill_token_ns(self) -> int:
+        """Nanoseconds to compute one token."""
+    @property
+    def external_store(self) -> bool:
+        """Whether pages of the host are offered to a store behind it."""
+    @property
+    def kv_event_pages(self) -> int:
+        """Page hashes that may wait to be taken; 0 means that there are no events."""
     @property
     def max_pages_per_request(self) -> int:
         """Columns of the page table: what max_model_len needs, at most num_pages."""
@@ -266,6 +298,27 @@ class SchedulerStats:
     def prefix_hit_tokens(self) -> int:
         """Counter of those that were found there."""
     @property
+    def prefix_host_hit_tokens(self) -> int:
+        """Counter of those of these that came from the host."""
+    @property
+    def num_host_pages(self) -> int:
+        """Pages of the host tier."""
+    @property
+    def host_cached_pages(self) -> int:
+        """Pages of the host tier that hold something, or are being filled."""
+    @property
+    def num_transfers(self) -> int:
+        """Transfers between the tiers that have begun and not ended."""
+    @property
+    def num_written_back_pages(self) -> int:
+        """Counter of pages whose copy to the host was begun."""
+    @property
+    def num_loaded_back_pages(self) -> int:
+        """Counter of pages whose copy from the host was begun."""
+    @property
+    def num_failed_transfers(self) -> int:
+        """Counter of transfers that failed."""
+    @property
     def recomputed_tokens(self) -> int:
         """Counter of tokens computed again after retractions."""
 
@@ -383,6 +436,9 @@ class CommitResult:
     @property
     def num_cached_tokens(self) -> NDArray[np.int32]:
         """[E] int32, prompt tokens that came from the prefix cache when the request was first admitted."""
+    @property
+    def num_host_cached_tokens(self) -> NDArray[np.int32]:
+        """[E] int32, those of them that came from the host."""
     @property
     def output_index(self) -> NDArray[np.int32]:
         """[E] int32, index of the token in the request's output, from 0."""

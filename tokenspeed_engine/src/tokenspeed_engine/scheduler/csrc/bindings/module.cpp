@@ -135,9 +135,10 @@ struct CommitArrays {
         finish_reasons(commit_buffers.finish_reasons, owner),
         num_prompt_tokens(commit_buffers.num_prompt_tokens, owner),
         num_cached_tokens(commit_buffers.num_cached_tokens, owner),
+        num_host_cached_tokens(commit_buffers.num_host_cached_tokens, owner),
         output_index(commit_buffers.output_index, owner) {}
   const CommitBuffers* buffers;
-  BaseArray request_ids, token_ids, finish_reasons, num_prompt_tokens, num_cached_tokens, output_index;
+  BaseArray request_ids, token_ids, finish_reasons, num_prompt_tokens, num_cached_tokens, num_host_cached_tokens, output_index;
 };
 
 struct CommitResult {
@@ -205,7 +206,12 @@ std::string describe(const SchedulerConfig& c) {
          ", context_cost_scale=" + std::to_string(c.context_cost_scale) +
          ", session_ttl_us=" + std::to_string(c.session_ttl_us) +
          ", inter_token_latency_us=" + std::to_string(c.inter_token_latency_us) +
-         ", starvation_limit=" + std::to_string(c.starvation_limit) + ")";
+         ", starvation_limit=" + std::to_string(c.starvation_limit) +
+         ", num_host_pages=" + std::to_string(c.num_host_pages) +
+         ", host_write_through=" + (c.host_write_through ? "True" : "False") +
+         ", load_page_ns=" + std::to_string(c.load_page_ns) + ", prefill_token_ns=" + std::to_string(c.prefill_token_ns) +
+         ", external_store=" + (c.external_store ? "True" : "False") +
+         ", kv_event_pages=" + std::to_string(c.kv_event_pages) + ")";
 }
 
 std::string describe(const Plan& p) {
@@ -245,11 +251,14 @@ NB_MODULE(_scheduler, m) {
           [](SchedulerConfig* self, std::int32_t num_pages, std::int32_t page_size, std::int32_t max_num_seqs,
              std::int32_t max_num_batched_tokens, std::int32_t max_model_len, std::int32_t chunk_size, bool enable_prefix_cache,
              std::int32_t max_in_flight_steps, std::int32_t max_step_cost, std::int32_t context_cost_scale,
-             std::int64_t session_ttl_us, std::int32_t inter_token_latency_us, std::int32_t starvation_limit) {
+             std::int64_t session_ttl_us, std::int32_t inter_token_latency_us, std::int32_t starvation_limit,
+             std::int32_t num_host_pages, bool host_write_through, std::int64_t load_page_ns, std::int64_t prefill_token_ns,
+             bool external_store, std::int32_t kv_event_pages) {
             SchedulerConfig config{num_pages,           page_size,     max_num_seqs,
                                    max_num_batched_tokens, max_model_len, chunk_size,
                                    enable_prefix_cache, max_in_flight_steps, max_step_cost, context_cost_scale,
-                                   session_ttl_us,      inter_token_latency_us, starvation_limit};
+                                   session_ttl_us,      inter_token_latency_us, starvation_limit, num_host_pages,
+                                   host_write_through,  load_page_ns, prefill_token_ns, external_store, kv_event_pages};
             if (const std::string problem = config.problem(); !problem.empty()) {
               throw std::invalid_argument("SchedulerConfig." + problem);
             }
@@ -258,6 +267,8 @@ NB_MODULE(_scheduler, m) {
           nb::kw_only(), "num_pages"_a, "page_size"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "max_model_len"_a,
           "chunk_size"_a = 0, "enable_prefix_cache"_a = true, "max_in_flight_steps"_a = 2, "max_step_cost"_a = 0,
           "context_cost_scale"_a = 0, "session_ttl_us"_a = 0, "inter_token_latency_us"_a = 0, "starvation_limit"_a = 64,
+          "num_host_pages"_a = 0, "host_write_through"_a = false,
+          "load_page_ns"_a = 0, "prefill_token_ns"_a = 0, "external_store"_a = false, "kv_event_pages"_a = 0,
           doc::SchedulerConfig_init)
       .def_ro("num_pages", &SchedulerConfig::num_pages, doc::SchedulerConfig_num_pages)
       .def_ro("page_size", &SchedulerConfig::page_size, doc::SchedulerConfig_page_size)
@@ -272,6 +283,12 @@ NB_MODULE(_scheduler, m) {
       .def_ro("session_ttl_us", &SchedulerConfig::session_ttl_us, doc::SchedulerConfig_session_ttl_us)
       .def_ro("inter_token_latency_us", &SchedulerConfig::inter_token_latency_us, doc::SchedulerConfig_inter_token_latency_us)
       .def_ro("starvation_limit", &SchedulerConfig::starvation_limit, doc::SchedulerConfig_starvation_limit)
+      .def_ro("num_host_pages", &SchedulerConfig::num_host_pages, doc::SchedulerConfig_num_host_pages)
+      .def_ro("host_write_through", &SchedulerConfig::host_write_through, doc::SchedulerConfig_host_write_through)
+      .def_ro("load_page_ns", &SchedulerConfig::load_page_ns, doc::SchedulerConfig_load_page_ns)
+      .def_ro("prefill_token_ns", &SchedulerConfig::prefill_token_ns, doc::SchedulerConfig_prefill_token_ns)
+      .def_ro("external_store", &SchedulerConfig::external_store, doc::SchedulerConfig_external_store)
+      .def_ro("kv_event_pages", &SchedulerConfig::kv_event_pages, doc::SchedulerConfig_kv_event_pages)
       .def_prop_ro("max_pages_per_request", &SchedulerConfig::max_pages_per_request, doc::SchedulerConfig_max_pages_per_request)
       .def("__repr__", [](const SchedulerConfig& self) { return describe(self); });
 
@@ -299,6 +316,13 @@ NB_MODULE(_scheduler, m) {
       .def_ro("num_evicted_pages", &SchedulerStats::num_evicted_pages, doc::SchedulerStats_num_evicted_pages)
       .def_ro("prefix_query_tokens", &SchedulerStats::prefix_query_tokens, doc::SchedulerStats_prefix_query_tokens)
       .def_ro("prefix_hit_tokens", &SchedulerStats::prefix_hit_tokens, doc::SchedulerStats_prefix_hit_tokens)
+      .def_ro("prefix_host_hit_tokens", &SchedulerStats::prefix_host_hit_tokens, doc::SchedulerStats_prefix_host_hit_tokens)
+      .def_ro("num_host_pages", &SchedulerStats::num_host_pages, doc::SchedulerStats_num_host_pages)
+      .def_ro("host_cached_pages", &SchedulerStats::host_cached_pages, doc::SchedulerStats_host_cached_pages)
+      .def_ro("num_transfers", &SchedulerStats::num_transfers, doc::SchedulerStats_num_transfers)
+      .def_ro("num_written_back_pages", &SchedulerStats::num_written_back_pages, doc::SchedulerStats_num_written_back_pages)
+      .def_ro("num_loaded_back_pages", &SchedulerStats::num_loaded_back_pages, doc::SchedulerStats_num_loaded_back_pages)
+      .def_ro("num_failed_transfers", &SchedulerStats::num_failed_transfers, doc::SchedulerStats_num_failed_transfers)
       .def_ro("recomputed_tokens", &SchedulerStats::recomputed_tokens, doc::SchedulerStats_recomputed_tokens);
 
   nb::class_<Plan>(m, "Plan", doc::Plan)
@@ -362,6 +386,9 @@ NB_MODULE(_scheduler, m) {
           "num_prompt_tokens", [](const CommitResult& self) { return self.get(&CommitArrays::num_prompt_tokens); }, doc::CommitResult_num_prompt_tokens)
       .def_prop_ro(
           "num_cached_tokens", [](const CommitResult& self) { return self.get(&CommitArrays::num_cached_tokens); }, doc::CommitResult_num_cached_tokens)
+      .def_prop_ro(
+          "num_host_cached_tokens", [](const CommitResult& self) { return self.get(&CommitArrays::num_host_cached_tokens); },
+          doc::CommitResult_num_host_cached_tokens)
       .def_prop_ro(
           "output_index", [](const CommitResult& self) { return self.get(&CommitArrays::output_index); }, doc::CommitResult_output_index);
 

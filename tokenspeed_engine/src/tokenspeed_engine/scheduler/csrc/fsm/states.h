@@ -38,6 +38,7 @@
 //   Draining --Park--> Paused
 //   Draining --Drained--> Finished
 //   Aborting --Drained--> Finished
+//   Paused --Offload--> Paused
 //   Paused --Resume--> Finished
 //   Paused --Expire--> Finished
 //
@@ -118,7 +119,8 @@ struct Aborting {
 // Over, but its conversation goes on: what it computed stays in the prefix cache for the next turn.
 struct Paused {
   static constexpr std::string_view kName = "Paused";
-  NodeRef prefix;
+  NodeRef prefix;  // on the device, or
+  KeepRef kept;    // on the host
 };
 // Over; holds nothing.
 struct Finished {

@@ -71,6 +71,11 @@ struct Drained {
 struct Park {
   static constexpr std::string_view kName = "Park";
 };
+// The pages of the conversation have copies on the host, and their place on the device is wanted.
+struct Offload {
+  static constexpr std::string_view kName = "Offload";
+  KeepRef kept;
+};
 // The next turn of the conversation took over what was kept for it.
 struct Resume {
   static constexpr std::string_view kName = "Resume";
@@ -145,14 +150,18 @@ inline Finished transition(Aborting&& state, Drained&&) {
 }
 inline Paused transition(Draining&& state, Park&&) {
   KvHold released = std::move(state.kv);
-  return {std::move(released.prefix)};
+  return {std::move(released.prefix), KeepRef()};
+}
+inline Paused transition(Paused&& state, Offload&& event) {
+  const NodeRef released = std::move(state.prefix);
+  return {NodeRef(), std::move(event.kept)};
 }
 inline Finished transition(Paused&& state, Resume&&) {
-  const NodeRef released = std::move(state.prefix);
+  const Paused released = std::move(state);
   return {};
 }
 inline Finished transition(Paused&& state, Expire&&) {
-  const NodeRef released = std::move(state.prefix);
+  const Paused released = std::move(state);
   return {};
 }
 

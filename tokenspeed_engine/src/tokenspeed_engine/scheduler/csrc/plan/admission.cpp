@@ -33,7 +33,8 @@ std::int32_t Scheduler::missing_pages(const Request& request) const {
   const std::int32_t missing = needed + reserve - available_pages();
   // A cheap bound first: at best all pages that are locked now are shared.
   if (!tree_ || missing <= 0 || missing > tree_->num_locked_pages()) return missing;
-  return missing - tree_->probe(request.tokens.span(), max_hit_pages(request), request.options.salt).num_locked_pages;
+  const PrefixProbe hit = tree_->probe(request.tokens.span(), max_hit_pages(request), request.options.salt);
+  return missing - hit.num_locked_pages - (is_worth_loading(request, hit) ? hit.num_loading_pages : 0);
 }
 
 // The last known token is always computed: its logits are what the request waits for.
@@ -73,14 +74,15 @@ bool Scheduler::admit(Request& request) {
   if (request.is_retracting()) return false;  // a step in flight still writes its old pages
   std::int32_t missing = missing_pages(request);
   while (missing > 0) {
-    // What runs will end and give pages back: worth waiting for, rather than what the next turn of a session has to compute again.
-    if (!running_.empty() || num_draining_ > 0 || !sessions_.give_up_oldest()) return false;
+    if (!release_sessions(true)) return false;
     missing = missing_pages(request);
   }
   if (!pool_outlasts(request, -missing + static_cast<std::int32_t>(running_.size()) - num_prefilling_)) return false;
 
   NodeRef prefix;
-  if (tree_) prefix = tree_->lock_prefix(request.tokens.span(), max_hit_pages(request), request.options.salt);
+  bool loads = false;
+  std::int32_t num_device_pages = 0;
+  if (tree_) prefix = take_prefix(request, max_hit_pages(request), loads, num_device_pages);
   if (request.options.session != 0) sessions_.resume(request.options.session);
   path_pages_.clear();
   prefix.append_path_pages(path_pages_);
@@ -90,7 +92,7 @@ bool Scheduler::admit(Request& request) {
   request.row = row.row();
   KvHold kv{std::move(row), std::move(prefix), OwnedPages(allocator_)};
   const bool is_remote = request.options.role == Role::kDecode && request.awaits_remote;
-  if (is_remote) {
+  if (is_remote || loads) {
     must_dispatch(request, Load{std::move(kv)});
   } else {
     must_dispatch(request, Admit{std::move(kv)});
@@ -104,9 +106,11 @@ bool Scheduler::admit(Request& request) {
   if (!request.admitted_before) {
     request.admitted_before = true;
     request.num_cached_tokens = hit_tokens;
+    request.num_host_cached_tokens = (hit_pages - num_device_pages) * config_.page_size;
     if (tree_ && request.use_prefix_cache) {
       counters_.prefix_query_tokens += request.num_prompt;
       counters_.prefix_hit_tokens += hit_tokens;
+      counters_.prefix_host_hit_tokens += request.num_host_cached_tokens;
     }
   }
   if (is_remote) {
@@ -118,7 +122,8 @@ bool Scheduler::admit(Request& request) {
     remote_prefills_.push_back({request.id, hit_tokens});
     return true;
   }
-  move_to(request, Place::kPrefilling);
+  move_to(request, loads ? Place::kOutside : Place::kPrefilling);
+  if (loads) loading_.push_back(request.id);
   request.promised_pages = pages_for(std::min(request.num_known() + 1, request.most_cached_tokens())) - hit_pages;
   promised_pages_ += request.promised_pages;
   return true;
@@ -149,17 +154,17 @@ void Scheduler::preempt_for_priority() {
 }
 
 // Pages for the decodes of this step: what is free, then cached pages that nobody uses, then those kept for sessions, then those of a
-// victim. Where pages are on
-// their way back, the last rows wait a step instead: better late than computed twice.
+// victim. Where pages are on their way back, the last rows wait a step instead: better late than computed twice.
 void Scheduler::make_room_for_decodes() {
   if (available_pages() >= static_cast<std::int32_t>(running_.size())) return;
   for (;;) {
     const auto needed = std::count_if(running_.begin(), running_.end(), [&](const Request* request) { return wants_page(*request); });
     if (needed <= available_pages() || num_draining_ > 0) return;
-    if (sessions_.give_up_oldest()) continue;
+    if (num_writing_pages_ > 0) return;  // locked until they have a copy on the host
+    if (release_sessions(false)) continue;
     Request* victim = cheapest_victim(kAnyPriority, true);
     if (victim == nullptr) {  // one alone always fits, but for pages that a transfer in flight holds and will give back
-      TOKENSPEED_INVARIANT(num_outside_ > 0);
+      TOKENSPEED_INVARIANT(waits_for_transfer());
       return;
     }
     ++counters_.num_retractions;

@@ -75,6 +75,7 @@ void Scheduler::commit_row(Request& request, std::int32_t num_tokens, const Toke
     ++counters_.num_finished;
     request.is_kept = true;
     learn_length(request);
+    write_through(request, true);
     must_dispatch(request, Finish{});
     end(request);
   } else if (!runs) {
@@ -102,16 +103,18 @@ void Scheduler::publish_full_pages(Request& request) {
   if (!tree_ || request.num_committed < (request.num_shared_pages + 1) * page_size) return;
   const std::int32_t num_full = request.num_committed / page_size;
   const std::int32_t num_new = num_full - request.num_shared_pages;
+  TOKENSPEED_INVARIANT(num_new > 0);
   KvHold& kv = *held_kv(request.state);
   const auto first_token = static_cast<std::size_t>(request.num_shared_pages) * static_cast<std::size_t>(page_size);
   const auto num_tokens = static_cast<std::size_t>(num_new) * static_cast<std::size_t>(page_size);
   const std::span<const TokenId> tokens = request.tokens.span().subspan(first_token, num_tokens);
   replaced_.clear();
-  tree_->extend(kv.prefix, tokens, kv.pages.take_front(num_new), replaced_);
+  const std::int32_t taken = tree_->extend(kv.prefix, tokens, kv.pages, replaced_);
   for (const PageReplacement& replacement : replaced_) {
     set_table(request, request.num_shared_pages + replacement.index, replacement.page);
   }
-  request.num_shared_pages = num_full;
+  request.num_shared_pages += taken;
+  write_through(request, false);
 }
 
 }  // namespace tokenspeed

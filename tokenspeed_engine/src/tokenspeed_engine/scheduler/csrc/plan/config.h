@@ -26,6 +26,13 @@ struct SchedulerConfig {
   std::int32_t inter_token_latency_us = 0;
   // Admissions of better priorities, or of deadlines, that a waiting class lets pass before its next request goes first.
   std::int32_t starvation_limit = 64;
+  std::int32_t num_host_pages = 0;      // pages of the host tier; 0: none
+  bool host_write_through = false;      // copy pages to the host when they are full; else ahead of their eviction
+  // What bringing one page from the host takes, and computing one token: what is cheaper is done. A load_page_ns of 0 always loads.
+  std::int64_t load_page_ns = 0;
+  std::int64_t prefill_token_ns = 0;
+  bool external_store = false;          // offer pages of the host to a store behind it
+  std::int32_t kv_event_pages = 0;      // page hashes that may wait for take_kv_events; 0: no events
 
   // No request can hold more than the pool has.
   std::int32_t max_pages_per_request() const { return std::min((max_model_len + page_size - 1) / page_size, num_pages); }
@@ -81,6 +88,13 @@ struct SchedulerStats {
   std::int64_t num_evicted_pages = 0;
   std::int64_t prefix_query_tokens = 0;  // prompt tokens of first admissions that may use the cache
   std::int64_t prefix_hit_tokens = 0;    // those of them that were found
+  std::int64_t prefix_host_hit_tokens = 0;  // those of these that came from the host
+  std::int32_t num_host_pages = 0;       // pages of the host tier
+  std::int32_t host_cached_pages = 0;    // those of them that hold something
+  std::int32_t num_transfers = 0;        // copies in flight
+  std::int64_t num_written_back_pages = 0;
+  std::int64_t num_loaded_back_pages = 0;
+  std::int64_t num_failed_transfers = 0;
   std::int64_t recomputed_tokens = 0;    // tokens computed again after retractions
 };
 

@@ -28,11 +28,12 @@ std::shared_ptr<const StepBuffers> Scheduler::plan() {
   make_room_for_decodes();
   const std::shared_ptr<StepBuffers>& out = ring_[static_cast<std::size_t>(next_step_) % ring_.size()];
   out->clear();
+  write_back_ahead();
   plan_decodes(*out);
   plan_prompts(*out);
   if (out->num_requests == 0) {
     // The first of the running, or of the queue, can get on unless a step or a transfer in flight holds its token or its pages.
-    TOKENSPEED_INVARIANT(requests_.empty() || next_step_ > oldest_open_step_ || num_outside_ > 0);
+    TOKENSPEED_INVARIANT(requests_.empty() || next_step_ > oldest_open_step_ || waits_for_transfer());
     return nullptr;
   }
   out->step = next_step_++;
@@ -134,8 +135,8 @@ std::int32_t Scheduler::grow_for_prefill(Request& request, std::int32_t num_toke
 // Up to `count` pages, evicting cached ones when the free list is short, those kept for sessions last. Returns how many.
 std::int32_t Scheduler::take_pages(Request& request, std::int32_t count) {
   while (allocator_.num_free() < count && tree_) {
-    counters_.num_evicted_pages += tree_->evict(count - allocator_.num_free());
-    if (allocator_.num_free() >= count || !sessions_.give_up_oldest()) break;
+    evict_for(count - allocator_.num_free());
+    if (allocator_.num_free() >= count || !release_sessions(false)) break;
   }
   count = std::min(count, allocator_.num_free());
   KvHold& kv = *held_kv(request.state);

@@ -34,8 +34,6 @@ struct Request {
   std::int32_t max_new_tokens = 0;
   std::int32_t min_new_tokens = 0;
   bool use_prefix_cache = true;
-  RequestOptions options;
-  std::vector<TokenId> stop_token_ids;
   SequenceTokens tokens;  // prompt, then sampled tokens
 
   RequestState state{Submitted{}};
@@ -59,11 +57,18 @@ struct Request {
   std::int32_t in_flight_steps = 0;    // planned steps, not committed, that contain it
   std::int32_t in_flight_samples = 0;  // those of them that yield a token
   std::int32_t in_flight_transfers = 0;  // copies, or a transport to another engine, that touch its own pages
+  TransferId write_back = kNoTransfer;   // the copy that it waits for in WritingBack
+  bool avoids_host = false;    // a load for it failed: it computes what the device does not have
   bool awaits_remote = false;  // the other engine has its part still to do
   bool is_kept = false;        // it ended well: its session may keep what it computed
   bool admitted_before = false;
   std::int32_t num_cached_tokens = 0;  // prompt tokens found in the prefix cache when it was first admitted
+  std::int32_t num_host_cached_tokens = 0;  // those of them that came from the host
   std::int32_t num_computed_high_water = 0;  // most tokens that were ever planned: what lies below is recomputation
+
+  // Read less often than every step: behind what is.
+  std::vector<TokenId> stop_token_ids;
+  RequestOptions options;
 
   std::int32_t num_known() const { return static_cast<std::int32_t>(tokens.size()); }
   std::int32_t num_sampled() const { return num_known() - num_prompt; }
@@ -71,7 +76,9 @@ struct Request {
   std::int32_t most_cached_tokens() const { return num_prompt + max_new_tokens - 1; }
   bool is_prefilling() const { return std::holds_alternative<Prefilling>(state); }
   bool is_decoding() const { return std::holds_alternative<Decoding>(state); }
-  bool is_retracting() const { return std::holds_alternative<Retracting>(state); }
+  bool is_retracting() const {
+    return std::holds_alternative<Retracting>(state) || std::holds_alternative<WritingBack>(state);
+  }
   bool is_stop(TokenId token) const {
     return std::find(stop_token_ids.begin(), stop_token_ids.end(), token) != stop_token_ids.end();
   }

@@ -35,6 +35,18 @@ std::string SchedulerConfig::problem() const {
   if (session_ttl_us < 0) return at_least("session_ttl_us", 0, session_ttl_us) + ". 0 means that sessions keep nothing";
   if (inter_token_latency_us < 0) return at_least("inter_token_latency_us", 0, inter_token_latency_us) + ". 0 means no target";
   if (starvation_limit < 1) return at_least("starvation_limit", 1, starvation_limit);
+  if (num_host_pages < 0) return at_least("num_host_pages", 0, num_host_pages) + ". 0 means that there is no host tier";
+  if (num_host_pages > 0 && !enable_prefix_cache) {
+    return "num_host_pages: expected 0 without a prefix cache, got " + std::to_string(num_host_pages) +
+           ". Fix: enable the prefix cache, or leave the host tier out";
+  }
+  if (host_write_through && num_host_pages == 0) return "host_write_through: expected a host tier. Fix: set num_host_pages";
+  if (external_store && num_host_pages == 0) return "external_store: expected a host tier. Fix: set num_host_pages";
+  if (kv_event_pages < 0) return at_least("kv_event_pages", 0, kv_event_pages) + ". 0 means no events";
+  constexpr std::int64_t most_ns = 1'000'000'000'000;
+  if (load_page_ns < 0 || prefill_token_ns < 0 || load_page_ns > most_ns || prefill_token_ns > most_ns) {
+    return "load_page_ns and prefill_token_ns: expected 0 to " + std::to_string(most_ns);
+  }
   if (context_cost_scale < 0) return at_least("context_cost_scale", 0, context_cost_scale) + ". 0 means that context is free";
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 4;
   if (max_model_len > most || page_size > most || max_num_batched_tokens > most || max_step_cost > most || context_cost_scale > most) {
@@ -61,7 +73,13 @@ Scheduler::Scheduler(const SchedulerConfig& config)
       queue_(config.starvation_limit),
       budget_(config),
       commits_{CommitBuffers(config), CommitBuffers(config)} {
-  if (config_.enable_prefix_cache) tree_.emplace(allocator_, config_.page_size);
+  if (config_.num_host_pages > 0) host_allocator_.emplace(config_.num_host_pages);
+  if (config_.kv_event_pages > 0) kv_events_.emplace(static_cast<std::size_t>(config_.kv_event_pages));
+  if (config_.enable_prefix_cache) {
+    tree_.emplace(allocator_, config_.page_size,
+                  RadixTreeOptions{host_allocator_ ? &*host_allocator_ : nullptr, kv_events_ ? &*kv_events_ : nullptr,
+                                   config_.external_store});
+  }
   running_.reserve(static_cast<std::size_t>(config_.max_num_seqs));
   page_table_.assign(static_cast<std::size_t>(config_.max_num_seqs) * static_cast<std::size_t>(max_pages_per_request_), -1);
   // At least two, so that the views of a plan stay valid until the plan after the next.
@@ -138,10 +156,8 @@ void Scheduler::move_to(Request& request, Place place) {
   const auto waits = [](Place p) { return p == Place::kWaiting || p == Place::kRetracting; };
   const auto drains = [](Place p) { return p == Place::kRetracting || p == Place::kDraining; };
   const Place from = std::exchange(request.place, place);
-  if (from == Place::kPrefilling) {
-    forget_promise(request);
-    --num_prefilling_;
-  }
+  if (place != Place::kPrefilling && !std::holds_alternative<LoadingBack>(request.state)) forget_promise(request);
+  if (from == Place::kPrefilling) --num_prefilling_;
   if (place == Place::kPrefilling) ++num_prefilling_;
   if (runs(from) && !runs(place)) leave_running(request);
   if (waits(from) && !waits(place)) {
@@ -192,12 +208,14 @@ void Scheduler::drain_when_idle(Request& request) {
 // Nothing in flight touches the request's pages any more: they go back, and with them its row.
 void Scheduler::drain(Request& request) {
   TOKENSPEED_INVARIANT(request.in_flight_steps == 0 && request.in_flight_transfers == 0);
+  if (write_back_retracted(request)) return;
   std::fill_n(table_row(request.row), request.num_table_pages, -1);
   // Its row may get another request before the next plan, and one plan must not set an entry twice: devices apply updates in any order.
   std::erase_if(pending_updates_, [&](const PageUpdate& update) { return update.row == request.row; });
   const bool stays = request.is_kept && tree_ && request.options.session != 0 && config_.session_ttl_us > 0;
   const std::int32_t num_kept_pages = request.num_shared_pages;
   if (stays) {
+    if (host_allocator_) note_write_back(tree_->begin_offload(held_kv(request.state)->prefix, pairs_));
     must_dispatch(request, Park{});
   } else {
     must_dispatch(request, Drained{});
@@ -236,13 +254,15 @@ void Scheduler::set_table(Request& request, std::int32_t index, PageId page) {
   pending_updates_.push_back({request.row, index, page});
 }
 
+std::vector<KvEvent> Scheduler::take_kv_events() { return kv_events_ ? kv_events_->drain() : std::vector<KvEvent>(); }
+
 std::int32_t Scheduler::flush_cache() {
   if (!tree_) return 0;
   tree_->tick();
-  while (sessions_.give_up_oldest()) {
-  }
-  const std::int32_t flushed = tree_->evict(config_.num_pages);
+  sessions_.give_up_all();
+  const std::int32_t flushed = tree_->flush();
   counters_.num_evicted_pages += flushed;
+  flushes_again_ = tree_->num_transfers() > 0;
   return flushed;
 }
 
@@ -257,6 +277,9 @@ SchedulerStats Scheduler::stats() const {
   stats.num_draining = num_draining_;
   stats.num_outside = num_outside_;
   stats.num_sessions = sessions_.size();
+  stats.num_host_pages = config_.num_host_pages;
+  stats.host_cached_pages = tree_ ? tree_->num_host_pages() : 0;
+  stats.num_transfers = tree_ ? tree_->num_transfers() : 0;
   stats.num_in_flight_steps = static_cast<std::int32_t>(next_step_ - oldest_open_step_);
   stats.num_steps = next_step_;
   return stats;

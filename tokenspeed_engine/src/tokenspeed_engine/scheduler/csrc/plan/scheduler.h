@@ -57,6 +57,9 @@ class Scheduler {
   // Releases what is kept for a conversation. False when nothing is.
   bool end_session(std::int64_t session);
 
+  // What the prefix cache gained and lost since the last call, in both tiers. Empty without kv_event_pages.
+  std::vector<KvEvent> take_kv_events();
+
   // No step is planned between the two; what is in flight ends, and everything else goes on being received.
   void pause() noexcept { is_paused_ = true; }
   void resume() noexcept { is_paused_ = false; }
@@ -130,6 +133,20 @@ class Scheduler {
   FinishReason finish_reason(const Request& request, TokenId token, std::int32_t index) const;
   void publish_full_pages(Request& request);
 
+  // tiers.cpp
+  void note_write_back(TransferId id);
+  void note_load_back(TransferId id);
+  void write_through(Request& request, bool finished);
+  void write_back_ahead();
+  std::int32_t evict_for(std::int32_t count);
+  bool release_sessions(bool for_queue);
+  bool is_worth_loading(const Request& request, const PrefixProbe& hit) const;
+  NodeRef take_prefix(const Request& request, std::int32_t max_hit, bool& loads, std::int32_t& num_device_pages);
+  bool write_back_retracted(Request& request);
+  void end_write_back(TransferId id);
+  void end_loads();
+  bool waits_for_transfer() const noexcept { return num_outside_ > 0 || (tree_ && tree_->num_transfers() > 0); }
+
   // scheduler.cpp
   template <class Event>
   void must_dispatch(Request& request, Event&& event);
@@ -156,6 +173,8 @@ class Scheduler {
 
   // Holders of pages come after what they give pages back to: they are destroyed first.
   PageAllocator allocator_;
+  std::optional<PageAllocator> host_allocator_;  // none without a host tier
+  std::optional<KvEventBuffer> kv_events_;       // none when nobody wants them
   std::optional<RadixTree> tree_;  // none when the prefix cache is off
   RowPool rows_;
   std::unordered_map<std::int64_t, std::unique_ptr<Request>> requests_;  // looked up by id, never walked to decide anything
@@ -181,8 +200,18 @@ class Scheduler {
 
   std::vector<std::int32_t> page_table_;
   std::vector<PageUpdate> pending_updates_;
-  Transfers planned_transfers_;  // since the last take_transfers
-  std::vector<RemotePrefill> remote_prefills_;  // since the last take_transfers
+
+  // Since the last take_transfers.
+  PageCopies pending_write_backs_;
+  PageCopies pending_load_backs_;
+  std::vector<RemotePrefill> remote_prefills_;
+
+  std::vector<std::int64_t> loading_;                  // requests in LoadingBack that wait for the host, in order of admission
+  std::map<TransferId, std::int64_t> writing_;         // requests in WritingBack, by the copy that they wait for
+  std::map<TransferId, std::int32_t> writing_pages_;   // pages of each copy to the host in flight
+  std::int32_t num_writing_pages_ = 0;                 // sum over these
+  std::int64_t next_write_back_step_ = 0;              // no write-back ahead of eviction before it
+  bool flushes_again_ = false;                         // a flush left what transfers had locked
 
   std::vector<std::shared_ptr<StepBuffers>> ring_;  // step n lives in ring_[n % size]
   std::int64_t next_step_ = 0;
@@ -195,6 +224,7 @@ class Scheduler {
   std::vector<PageId> path_pages_;
   std::vector<Request*> prompts_;  // prefilling when the step began, in the order in which they are served
   PoolForecast forecast_;
+  std::vector<PagePair> pairs_;
 
   SchedulerStats counters_;
 };

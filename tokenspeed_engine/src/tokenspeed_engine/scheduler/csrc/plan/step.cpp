@@ -36,6 +36,7 @@ CommitBuffers::CommitBuffers(const SchedulerConfig& config) {
   finish_reasons.resize(num_seqs);
   num_prompt_tokens.resize(num_seqs);
   num_cached_tokens.resize(num_seqs);
+  num_host_cached_tokens.resize(num_seqs);
   output_index.resize(num_seqs);
 }
 
@@ -46,6 +47,7 @@ void CommitBuffers::push(const Request& request, std::int32_t token, std::int32_
   finish_reasons[event] = static_cast<std::int8_t>(reason);
   num_prompt_tokens[event] = request.num_prompt;
   num_cached_tokens[event] = request.num_cached_tokens;
+  num_host_cached_tokens[event] = request.num_host_cached_tokens;
   output_index[event] = index;
 }
 

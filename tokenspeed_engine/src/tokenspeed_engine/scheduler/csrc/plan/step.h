@@ -59,6 +59,7 @@ struct CommitBuffers {
   std::vector<std::int8_t> finish_reasons;
   std::vector<std::int32_t> num_prompt_tokens;
   std::vector<std::int32_t> num_cached_tokens;
+  std::vector<std::int32_t> num_host_cached_tokens;
   std::vector<std::int32_t> output_index;
 
   void clear() { num_events = 0; }

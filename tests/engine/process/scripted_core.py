@@ -99,14 +99,15 @@ class NegativeHitScheduler:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scheduler, name)
 
-    def commit(self, step: int, sampled: Any) -> Any:
-        result = self._scheduler.commit(step, sampled)
+    def commit(self, step: int, sampled: Any, step_time_us: int = 0) -> Any:
+        result = self._scheduler.commit(step, sampled, step_time_us)
 
         class Altered:
             request_ids = result.request_ids
             token_ids = result.token_ids
             finish_reasons = result.finish_reasons
             num_cached_tokens = np.full_like(result.num_cached_tokens, -1)
+            num_host_cached_tokens = np.full_like(result.num_cached_tokens, -1)
 
         return Altered
 

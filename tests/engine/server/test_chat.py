@@ -131,7 +131,7 @@ async def test_usage_reports_cached_tokens(server: Any) -> None:
     script = type(server.core.script(None))
     server.core.script = lambda request: script((), cached=32 if request.request_id.endswith("-1") else 16)
     _, answer = await server.post(PATH, body(n=2))
-    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 16, "host_cached_tokens": 0, "external_cached_tokens": 0}
 
 
 async def test_parameters_reach_the_engine(server: Any) -> None:

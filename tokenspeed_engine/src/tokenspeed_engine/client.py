@@ -409,6 +409,8 @@ class CoreClient:
                 finish_reason=reason,
                 num_prompt_tokens=len(stream.request.prompt_token_ids),
                 num_cached_tokens=max(output.num_cached_tokens, 0),
+                num_host_cached_tokens=max(output.num_host_cached_tokens, 0),
+                num_external_cached_tokens=max(output.num_external_cached_tokens, 0),
             )
         )
         if is_last:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tokenspeed_engine.config import CoreConfig
 from tokenspeed_engine.core_process import CoreParts, LoadError
+from tokenspeed_engine.core_tiers import build_tiers
 from tokenspeed_engine.executor import ModelExecutor, scheduler_config, warm_up
 from tokenspeed_engine.ipc import LoadProgress
 from tokenspeed_engine.models import UnsupportedModelError
@@ -38,8 +39,9 @@ def build_core(config: CoreConfig, report: Callable[[LoadProgress], object]) -> 
         executor = ModelExecutor(config.model, config.cache, config.scheduling, progress=_Throttle(report))
         limits = scheduler_config(executor, config.cache, config.scheduling)
         report(LoadProgress("warm-up"))
-        warm_up(executor, limits)
+        warm_up(executor, scheduler_config(executor, config.cache, config.scheduling, with_tiers=False))
         scheduler = Scheduler(limits)
+        tiers = build_tiers(config.cache, executor, scheduler)
     except (ValueError, MemoryError, WeightsError, UnsupportedModelError) as error:
         raise LoadError(str(error)) from error
     for warning in executor.warnings:
@@ -59,7 +61,7 @@ def build_core(config: CoreConfig, report: Callable[[LoadProgress], object]) -> 
         kv_cache_bytes=executor.kv_cache_bytes,
         keeps_sessions=limits.enable_prefix_cache and limits.session_ttl_us > 0,
     )
-    return CoreParts(executor, scheduler, info, scheduler.config.max_num_batched_tokens)
+    return CoreParts(executor, scheduler, info, scheduler.config.max_num_batched_tokens, tiers)
 
 
 def model_name(model: str, path: Path) -> str:

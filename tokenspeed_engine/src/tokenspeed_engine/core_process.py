@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -30,7 +30,7 @@ from tokenspeed_engine.ipc import (
     die_with_parent,
     watch_parent,
 )
-from tokenspeed_engine.loop import EngineLoop, Executor
+from tokenspeed_engine.loop import CacheTiers, EngineLoop, Executor
 from tokenspeed_engine.scheduler import Scheduler
 from tokenspeed_engine.types import ModelInfo, ProcessMemory
 
@@ -57,12 +57,14 @@ class CoreParts:
         scheduler: makes them.
         model_info: facts for the front end.
         max_num_batched_tokens: token budget of a step, as chosen.
+        tiers: what stands behind the device's cache.
     """
 
     executor: Executor
     scheduler: Scheduler
     model_info: ModelInfo
     max_num_batched_tokens: int
+    tiers: CacheTiers = field(default_factory=CacheTiers)
 
 
 class LoadError(Exception):
@@ -120,13 +122,12 @@ def _serve(
         progress,
         parts.model_info,
         pipeline_depth=config.scheduling.pipeline_depth,
+        tiers=parts.tiers,
     )
     progress.set_phase("idle")
     memory = ProcessMemory.now()
     startup_s = time.monotonic() - started_s
-    link.send(
-        CoreReady(parts.model_info, parts.max_num_batched_tokens, startup_s, memory.resident_bytes, memory.peak_bytes)
-    )
+    link.send(CoreReady(parts.model_info, parts.max_num_batched_tokens, startup_s, memory.resident_bytes, memory.peak_bytes))
     try:
         loop.run()
     except Exception as error:

@@ -79,6 +79,55 @@ class Executor(Protocol):
         """Run the forward pass of a plan, and sample."""
 
 
+class Transfers(Protocol):
+    """Copies pages between the device's memory and the host's."""
+
+    @property
+    def has_pending_transfers(self) -> bool:
+        """Whether a copy was started and `poll_transfers` has not told of its end."""
+
+    def start_transfers(self, plan: Any) -> None:
+        """Queue the copies that a plan names."""
+
+    def poll_transfers(self) -> Any:
+        """`ids` [n] int64 and `ok` [n] bool of copies that are over, in the order of their start."""
+
+
+class External(Protocol):
+    """Pages outside of the engine; see `kvcache.external.ExternalTier`."""
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether an answer of the store is awaited."""
+
+    def begin(self, name: str, token_ids: NDArray[np.int32], salt: str) -> bool:
+        """Whether a request must wait until `poll` names it."""
+
+    def cancel(self, name: str) -> None:
+        """The request is gone."""
+
+    def save(self) -> None:
+        """Hand pages that wait for the store to it."""
+
+    def poll(self) -> tuple[Sequence[Any], Sequence[int]]:
+        """Requests (name, num_tokens) that need not wait any more, and ids of transfers that are over."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheTiers:
+    """What stands behind the device's cache, as far as it is there.
+
+    Attributes:
+        transfers: to and from the host's memory.
+        external: pages outside of the engine.
+        publish: takes what `Scheduler.take_kv_events` gives.
+    """
+
+    transfers: Transfers | None = None
+    external: External | None = None
+    publish: Callable[[Sequence[tuple[Any, ...]]], None] | None = None
+
+
 @dataclass(slots=True)
 class _Request:
     """A request that the scheduler holds."""
@@ -87,6 +136,7 @@ class _Request:
     number: int
     request: TokenizedRequest
     received_s: float
+    num_external_tokens: int = 0
     is_queued: bool = True
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -114,12 +164,14 @@ class EngineLoop:
         *,
         pipeline_depth: int = 1,
         clock_s: Callable[[], float] = time.monotonic,
+        tiers: CacheTiers | None = None,
     ) -> None:
         """Make a loop; `run` starts it.
 
         Args:
             pipeline_depth: 1 commits a step before the next is planned; 2 plans and runs the next one first.
             clock_s: seconds of a monotonic clock: what the scheduler is told as the time.
+            tiers: what stands behind the device's cache.
         """
         self._scheduler = scheduler
         self._executor = executor
@@ -128,6 +180,8 @@ class EngineLoop:
         self._model_info = model_info
         self._depth = pipeline_depth
         self._clock_s = clock_s
+        self._tiers = tiers or CacheTiers()
+        self._held: dict[str, TokenizedRequest] = {}  # until the external tier has answered
         self._outbox = Outbox(link)
         self._numbers = itertools.count(1)
         self._by_name: dict[str, _Request] = {}
@@ -140,21 +194,27 @@ class EngineLoop:
         self._step_time_s = 0.0
         self._last_done_s = 0.0
         self._is_starved = False
+        self._is_settled = True  # the last plan asked for nothing: what a commit leaves to be copied comes with the plan after it
         self._stopping = False
 
     def run(self) -> None:
         """Serve until the front end says stop. What an executor raises goes to the caller; see `fail`."""
         while not self._stopping:
             self._receive(self._link.receive(self._patience_s()))
+            self._poll_external()
             if step := self._execute_next():
                 self._in_flight.append(step)
             if self._in_flight and (step is None or len(self._in_flight) >= self._depth):
                 self._commit(self._in_flight.popleft())
+            if self._tiers.publish is not None:
+                self._tiers.publish(self._scheduler.take_kv_events())
             self._send()
 
     def fail(self, cause: str) -> None:
         """Tell every request that the engine ends, and why. For the process boundary, after `run` raised."""
-        outputs = tuple(SampledTokens(request_id=name, finish_reason=FinishReason.ERROR, error=cause) for name in self._by_name)
+        outputs = tuple(
+            SampledTokens(request_id=name, finish_reason=FinishReason.ERROR, error=cause) for name in (*self._by_name, *self._held)
+        )
         self._outbox.put(self._frame(outputs, ()))
         self._outbox.flush()
 
@@ -168,13 +228,17 @@ class EngineLoop:
             self._progress.set_phase("busy")
             return _RETRY_S if self._is_starved else 0.0
         self._progress.set_phase("idle")
-        return None if self._outbox.is_empty else _RETRY_S
+        if not self._is_settled:
+            return 0.0
+        external, transfers = self._tiers.external, self._tiers.transfers
+        is_awaited = (external is not None and external.has_pending) or (transfers is not None and transfers.has_pending_transfers)
+        return None if self._outbox.is_empty and not is_awaited else _RETRY_S
 
     def _receive(self, messages: Sequence[ToCore | ProtocolError]) -> None:
         for message in messages:
             match message:
                 case SubmitRequest(request=request):
-                    self._submit(request)
+                    self._receive_request(request)
                 case AbortRequests(request_ids=names):
                     self._abort(names)
                 case QueryStats(query_id=query_id):
@@ -184,10 +248,10 @@ class EngineLoop:
                 case ProtocolError():
                     logger.error("%s; dropped", message)
 
-    def _submit(self, request: TokenizedRequest) -> None:
-        """Hand a request to executor and scheduler, or refuse it; a bad one concerns nobody else."""
-        name, params = request.request_id, request.params
-        if name in self._by_name:
+    def _receive_request(self, request: TokenizedRequest) -> None:
+        """Submit a request, now or when the external tier has answered; refuse a bad one, which concerns nobody else."""
+        name = request.request_id
+        if name in self._by_name or name in self._held:
             self._reject(name, "duplicate_request_id", "a request with this id is running; choose another id")
             return
         prompt = np.asarray(request.prompt_token_ids, dtype=np.int64)
@@ -195,6 +259,17 @@ class EngineLoop:
             expected = f"ids from 0 to {self._model_info.vocab_size - 1}"
             self._reject(name, "invalid_token_id", f"prompt: expected {expected}, got {prompt.min()} to {prompt.max()}")
             return
+        external = self._tiers.external
+        if external is not None and request.params.prompt_logprobs is None and prompt.size <= self._model_info.max_model_len:
+            self._held[name] = request
+            if external.begin(name, prompt.astype(np.int32), request.cache_salt):
+                return
+            del self._held[name]
+        self._submit(request)
+
+    def _submit(self, request: TokenizedRequest, num_external_tokens: int = 0) -> None:
+        """Hand a request to executor and scheduler, or refuse it."""
+        name, params = request.request_id, request.params
         number = next(self._numbers)
         try:
             self._executor.add_request(number, params, request.prompt_token_ids)
@@ -204,7 +279,7 @@ class EngineLoop:
         eos = () if params.ignore_eos else self._model_info.eos_token_ids
         status = self._scheduler.submit(
             number,
-            prompt.astype(np.int32),
+            np.asarray(request.prompt_token_ids, dtype=np.int32),
             params.max_tokens,
             np.array(sorted({*params.stop_token_ids, *eos}), dtype=np.int32),
             min_new_tokens=params.min_tokens,
@@ -221,7 +296,7 @@ class EngineLoop:
             self._executor.remove_request(number)
             self._reject(name, *self._explain(status, request))
             return
-        entry = _Request(name, number, request, self._clock_s())
+        entry = _Request(name, number, request, self._clock_s(), num_external_tokens)
         self._by_name[name] = self._by_number[number] = entry
 
     def _abort(self, names: Sequence[str]) -> None:
@@ -230,6 +305,9 @@ class EngineLoop:
             if entry := self._by_name.pop(name, None):
                 self._scheduler.abort(entry.number)
                 self._retire(entry)
+                self._num_aborts += 1
+            elif self._held.pop(name, None) and self._tiers.external is not None:
+                self._tiers.external.cancel(name)
                 self._num_aborts += 1
         self._outbox.put(self._frame((), ()))
 
@@ -240,7 +318,9 @@ class EngineLoop:
         started_s = self._clock_s()
         self._scheduler.advance_clock(round(started_s * 1e6))
         plan = self._scheduler.plan()
-        self._is_starved = plan.num_requests == 0 and not self._in_flight
+        has_copied = self._copy_pages(plan)
+        self._is_settled = plan.num_requests == 0 and not has_copied
+        self._is_starved = self._is_settled and not self._in_flight
         if plan.num_requests == 0:
             return None
         self._last_step = plan.step
@@ -251,6 +331,32 @@ class EngineLoop:
         self._num_step_tokens += plan.num_tokens
         self._step_time_s = self._clock_s() - started_s
         return _Step(plan, result, started_s, self._newly_started(plan, started_s))
+
+    def _copy_pages(self, plan: Any) -> bool:
+        """Start the copies that a plan asks for, and tell the scheduler which are over; whether there was anything of that."""
+        transfers = self._tiers.transfers
+        if transfers is None:
+            return False
+        transfers.start_transfers(plan)
+        done = transfers.poll_transfers()
+        if done:
+            self._scheduler.complete_transfers(done.ids, done.ok)
+            if plan.num_requests == 0:
+                self._outbox.put(self._frame((), ()))  # no step will tell that their pages are free
+        return bool(done) or len(plan.write_backs) > 0 or len(plan.load_backs) > 0
+
+    def _poll_external(self) -> None:
+        """Submit the requests whose pages have come from outside, and hand over pages that are to be kept there."""
+        external = self._tiers.external
+        if external is None:
+            return
+        external.save()
+        ready, ended = external.poll()
+        if ended:
+            self._scheduler.complete_transfers(np.array(ended, dtype=np.int64), np.ones(len(ended), dtype=np.bool_))
+        for one in ready:
+            if request := self._held.pop(one.name, None):
+                self._submit(request, one.num_tokens)
 
     def _newly_started(self, plan: Any, started_s: float) -> tuple[tuple[str, float], ...]:
         """(name, seconds in the queue) of the requests that this plan holds for the first time."""
@@ -278,10 +384,11 @@ class EngineLoop:
         if outputs:
             self._scheduler.flush_cache()  # what computed a NaN may have left it in pages that others would reuse
         logprobs = self._logprobs_by_number(plan, result)
-        columns = (events.request_ids, events.token_ids, events.finish_reasons, events.num_cached_tokens)
-        for number, token_id, reason, num_cached in zip(*(column.tolist() for column in columns), strict=True):
+        counts = (events.num_cached_tokens, events.num_host_cached_tokens)
+        columns = (events.request_ids, events.token_ids, events.finish_reasons, *counts)
+        for number, token_id, reason, num_cached, num_host in zip(*(column.tolist() for column in columns), strict=True):
             if entry := self._by_number.get(number):
-                outputs.append(self._output(entry, token_id, FinishReason(reason), num_cached, logprobs.get(number)))
+                outputs.append(self._output(entry, token_id, FinishReason(reason), num_cached, num_host, logprobs.get(number)))
         self._outbox.put(self._frame(tuple(outputs), step.started))
         self._release_retired(plan.step)
 
@@ -300,9 +407,17 @@ class EngineLoop:
         return outputs
 
     def _output(
-        self, entry: _Request, token_id: int, reason: FinishReason, num_cached: int, logprobs: TokenLogprobs | None
+        self,
+        entry: _Request,
+        token_id: int,
+        reason: FinishReason,
+        num_cached: int,
+        num_host_cached: int,
+        logprobs: TokenLogprobs | None,
     ) -> SampledTokens:
         prompt_logprobs, entry.prompt_logprobs = tuple(entry.prompt_logprobs), []
+        # What was fetched for a request came through the host's memory, unless it was given up there before the request began.
+        num_external = min(entry.num_external_tokens, num_host_cached)
         if reason != FinishReason.RUNNING:
             del self._by_name[entry.name]
             self._retire(entry)
@@ -314,6 +429,8 @@ class EngineLoop:
             finish_reason=reason,
             num_prompt_tokens=len(entry.request.prompt_token_ids),
             num_cached_tokens=num_cached,
+            num_host_cached_tokens=num_host_cached - num_external,
+            num_external_cached_tokens=num_external,
         )
 
     def _logprobs_by_number(self, plan: Any, result: StepResult) -> dict[int, TokenLogprobs]:
@@ -369,7 +486,7 @@ class EngineLoop:
         stats = self._scheduler.stats()
         return EngineStats(
             num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
+            num_waiting=stats.num_waiting + len(self._held),
             num_pages=stats.num_pages,
             num_free_pages=stats.free_pages,
             num_cached_pages=stats.evictable_pages,

@@ -17,7 +17,18 @@ from tokenspeed_engine.executor.loading import load_model
 from tokenspeed_engine.executor.memory import memory_guard
 from tokenspeed_engine.executor.prompt_logprobs import PromptLogprobs
 from tokenspeed_engine.executor.runner import ModelRunner, StepLimits
-from tokenspeed_engine.kvcache import DevicePageTable, KVLayout, KVPool, check_cache_dtype, num_pages_for
+from tokenspeed_engine.kvcache import (
+    Completed,
+    DevicePageTable,
+    HostPool,
+    KVLayout,
+    KVPool,
+    TransferEngine,
+    TransferPlan,
+    check_cache_dtype,
+    num_host_pages_for,
+    num_pages_for,
+)
 from tokenspeed_engine.parallel import Mesh
 from tokenspeed_engine.sampling import Sampler
 from tokenspeed_engine.scheduler import Plan
@@ -67,6 +78,9 @@ class ModelExecutor:
         weights: how the weights are held, for the log.
         weights_bytes: memory that they take.
         kv_cache_bytes: memory of the page pool.
+        layout: of a page.
+        num_host_pages: pages of the pool in the host's memory; 0 without one.
+        host_pool: that pool.
         warnings: sentences for the log.
 
     Raises:
@@ -127,6 +141,10 @@ class ModelExecutor:
             self.weights, self.weights_bytes, self.kv_cache_bytes = loaded.weights, loaded.size_bytes, size
             self._held = {"weights": loaded.size_bytes, "kv cache": size}
             self._runner = ModelRunner(loaded.model, pool, self.device)
+            self.layout = layout
+            self.num_host_pages = num_host_pages_for(cache.host_cache_gib, layout)
+            self.host_pool = HostPool(layout, self.num_host_pages, self.device) if self.num_host_pages else None
+            self._transfers = None if self.host_pool is None else TransferEngine(pool, self.host_pool)
             self.step_limits: StepLimits | None = None
             self.max_num_batched_tokens = scheduling.max_num_batched_tokens or _GPU_TOKEN_BUDGET
             if scheduling.max_num_batched_tokens is None and self.device.type == "cpu":
@@ -153,6 +171,31 @@ class ModelExecutor:
         """Forget a request; no plan that holds it may be executed afterwards."""
         self._sampler.remove(request_id)
         self._prompt_logprobs.remove(request_id)
+
+    @torch.inference_mode()
+    def start_transfers(self, plan: TransferPlan) -> None:
+        """Queue the copies that a plan names. Called for each plan, one that computes nothing too, before it is executed."""
+        if self._transfers is not None:
+            self._transfers.start(plan)
+
+    @property
+    def has_pending_transfers(self) -> bool:
+        """Whether a copy was started and `poll_transfers` has not told of its end."""
+        return self._transfers is not None and self._transfers.has_pending
+
+    def poll_transfers(self, *, wait: bool = False) -> Completed:
+        """Copies that are over, each told once, in the order of their start.
+
+        Args:
+            wait: wait for the oldest, if there is one.
+        """
+        if self._transfers is None:
+            return Completed(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_))
+        return self._transfers.poll(wait=wait)
+
+    def transfer_fence(self) -> Callable[[], None]:
+        """A function that waits, on any thread, until the copies that were started so far have left the host's pages alone."""
+        return (lambda: None) if self._transfers is None else self._transfers.fence()
 
     @torch.inference_mode()
     def execute(self, plan: Plan, page_table: NDArray[np.int32]) -> StepResult:

@@ -11,13 +11,25 @@ from tokenspeed_engine.scheduler import SchedulerConfig
 _LATENCY_MS = {"cpu": 250}
 _OTHER_LATENCY_MS = 50
 
+# Hashes that may wait for the publisher, which takes them once a step: a million pages are gone over in no step.
+_EVENT_PAGES = 1_000_000
 
-def scheduler_config(executor: ModelExecutor, cache: CacheConfig, scheduling: SchedulingConfig) -> SchedulerConfig:
+
+def scheduler_config(
+    executor: ModelExecutor, cache: CacheConfig, scheduling: SchedulingConfig, *, with_tiers: bool = True
+) -> SchedulerConfig:
     """Return the configuration of the scheduler that plans for `executor`.
 
     A measured budget bounds what a step's prompts cost, and shrinks their chunks as the context grows; the step must still hold one
     token of each running sequence. A configured budget is taken as it is.
+
+    Args:
+        executor: has pools and limits.
+        cache: policies of the cache.
+        scheduling: limits of a step.
+        with_tiers: False plans no copies to the host, and tells no events.
     """
+    num_host_pages = executor.num_host_pages if with_tiers else 0
     budget, limits = executor.max_num_batched_tokens, executor.step_limits
     latency_ms = scheduling.inter_token_latency_ms
     if latency_ms is None:
@@ -36,4 +48,8 @@ def scheduler_config(executor: ModelExecutor, cache: CacheConfig, scheduling: Sc
         session_ttl_us=round(scheduling.session_ttl_s * 1e6),
         inter_token_latency_us=latency_ms * 1000,
         starvation_limit=scheduling.starvation_limit,
+        num_host_pages=num_host_pages,
+        host_write_through=num_host_pages > 0 and cache.host_cache_write_policy == "write-through",
+        external_store=num_host_pages > 0 and cache.external_cache != "none",
+        kv_event_pages=_EVENT_PAGES if with_tiers and cache.kv_events_endpoint else 0,
     )

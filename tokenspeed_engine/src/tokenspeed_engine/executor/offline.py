@@ -61,9 +61,11 @@ class OfflineEngine:
         if unknown:
             raise TypeError(f"OfflineEngine: unknown option(s) {', '.join(sorted(unknown))}")
         model_config, cache, self._scheduling = stages
+        if cache.external_cache != "none" or cache.kv_events_endpoint:
+            raise TypeError("OfflineEngine: external_cache and kv_events_endpoint are of the server. Fix: leave them out")
         self.executor = ModelExecutor(model_config, cache, self._scheduling, progress=progress)
         limits = scheduler_config(self.executor, cache, self._scheduling)
-        warm_up(self.executor, limits)
+        warm_up(self.executor, scheduler_config(self.executor, cache, self._scheduling, with_tiers=False))
         self.scheduler = Scheduler(limits)
         self._outputs: dict[int, OfflineOutput] = {}
         self._in_flight: deque[tuple[Plan, StepResult]] = deque()
@@ -112,9 +114,12 @@ class OfflineEngine:
             Whether anything ran or was committed.
         """
         plan = self.scheduler.plan()
+        self.executor.start_transfers(plan)
+        done = self.executor.poll_transfers(wait=plan.num_requests == 0 and not self._in_flight)
+        self.scheduler.complete_transfers(done.ids, done.ok)
         if plan.num_requests:
             self._in_flight.append((plan, self.executor.execute(plan, self.scheduler.page_table)))
-        did_something = bool(self._in_flight)
+        did_something = bool(self._in_flight) or bool(done)
         if self._in_flight and (plan.num_requests == 0 or len(self._in_flight) >= self._scheduling.pipeline_depth):
             self._commit(*self._in_flight.popleft())
         return did_something
@@ -123,9 +128,7 @@ class OfflineEngine:
         """Whether a prompt is waiting, running, or not yet committed."""
         return bool(self._in_flight) or self.scheduler.has_work()
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
-    ) -> list[OfflineOutput]:
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]) -> list[OfflineOutput]:
         """Run prompts to their ends.
 
         Args:

@@ -1,5 +1,6 @@
 """Paged memory for keys and values."""
 
+from tokenspeed_engine.kvcache.event_publisher import EventEndpointError, KvEventPublisher, translate_events
 from tokenspeed_engine.kvcache.host_pool import HostPool, HostPoolError, num_host_pages_for
 from tokenspeed_engine.kvcache.page_table import DevicePageTable
 from tokenspeed_engine.kvcache.pool import KVLayout, KVPool
@@ -11,9 +12,11 @@ from tokenspeed_engine.kvcache.views import tensor_view
 __all__ = [
     "Completed",
     "DevicePageTable",
+    "EventEndpointError",
     "HostPool",
     "HostPoolError",
     "KVCacheTypeError",
+    "KvEventPublisher",
     "KVLayout",
     "KVPool",
     "TransferEngine",
@@ -23,4 +26,5 @@ __all__ = [
     "num_host_pages_for",
     "num_pages_for",
     "tensor_view",
+    "translate_events",
 ]

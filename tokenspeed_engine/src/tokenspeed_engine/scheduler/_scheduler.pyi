@@ -541,6 +541,61 @@ class Scheduler:
         Raises:
             ValueError: the lengths differ; nothing was changed.
         """
+    def missing_hashes(self, token_ids: NDArray[np.int32], salt: str = "") -> tuple[int, NDArray[np.uint8]]:
+        """What neither the device nor the host has of a prompt.
+
+        Args:
+            token_ids: [n] int32.
+            salt: as of the request.
+        Returns:
+            The first missing page, and [k, 32] uint8, the hashes of it and all whole pages behind it. No hashes without a host
+            tier: what is fetched would have no place.
+        """
+    def reserve_host_pages(self, count: int) -> tuple[int, NDArray[np.int32]]:
+        """Take pages of the host's pool for data from outside; cached ones make room.
+
+        Args:
+            count: how many are wanted.
+        Returns:
+            A ticket, and the pages: at most `count`. They belong to the caller until the ticket is over.
+        Raises:
+            ValueError: there is no host tier, or the count is negative.
+        """
+    def insert_host_pages(self, ticket: int, token_ids: NDArray[np.int32], first_page: int, salt: str = "") -> int:
+        """Put pages of a ticket, in its order, into the cache. The ticket is over; pages that were of no use are free again.
+
+        Args:
+            ticket: of `reserve_host_pages`.
+            token_ids: [n] int32, from the start of the prompt to the end of the last page that was filled.
+            first_page: which page of the prompt the ticket's first one is.
+            salt: as of the request.
+        Returns:
+            How many pages the cache took: those that it had meanwhile it does not need, and none fit where those before are gone.
+        Raises:
+            ValueError: no such ticket, or tokens that are not whole pages, from `first_page` to as many as the ticket has.
+        """
+    def release_host_pages(self, ticket: int) -> None:
+        """Give a ticket's pages back.
+
+        Raises:
+            ValueError: no such ticket.
+        """
+    def begin_store(self, max_pages: int) -> tuple[int, NDArray[np.int32], NDArray[np.uint8]]:
+        """Pages that a store outside should keep; each is offered once.
+
+        Args:
+            max_pages: about how many.
+        Returns:
+            A transfer's id (-1: nothing waits), its pages of the host's pool, and their hashes, [n, 32] uint8. They stay as they
+            are until `complete_transfers` names the id.
+        """
+    def take_kv_events(self) -> list[tuple[int, int, str, NDArray[np.uint8], bytes, NDArray[np.int32]]]:
+        """What the cache gained and lost since the last call, in order. Empty without `kv_event_pages`.
+
+        Returns:
+            (kind, tier, salt, hashes, parent, tokens) each. kind: 0 stored, 1 removed, 2 cleared. tier: 0 device, 1 host. hashes:
+            [n, 32] uint8, one for each page. Stored alone: parent, the hash before the first page, and tokens, int32, of the pages.
+        """
     def abort(self, request_id: int) -> AbortStatus:
         """End a request at once: it is not scheduled again and yields no token.
 

@@ -61,6 +61,8 @@ class SequenceUsage:
 
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
+    num_host_cached_tokens: int = 0
+    num_external_cached_tokens: int = 0
 
 
 class ChoiceAssembler:
@@ -109,7 +111,10 @@ class ChoiceAssembler:
             EngineClientError: the engine gave the sequence up.
         """
         _raise_failure(delta)
-        self.usage.num_cached_tokens = max(self.usage.num_cached_tokens, delta.num_cached_tokens)
+        if delta.num_cached_tokens >= self.usage.num_cached_tokens:
+            self.usage.num_cached_tokens = delta.num_cached_tokens
+            self.usage.num_host_cached_tokens = delta.num_host_cached_tokens
+            self.usage.num_external_cached_tokens = delta.num_external_cached_tokens
         if not self._echo_only:
             self.usage.num_completion_tokens += len(delta.token_ids)
         self.is_finished = delta.finish_reason is not FinishReason.RUNNING

@@ -49,6 +49,8 @@ class SampledTokens:
         finish_reason: RUNNING until the last message of the request.
         num_prompt_tokens: length of the prompt.
         num_cached_tokens: prompt tokens that came from the prefix cache.
+        num_host_cached_tokens: of these, those that had to be brought from the host's memory.
+        num_external_cached_tokens: of these, those that had to be brought from outside of the engine.
         error: what went wrong, when finish_reason is ERROR.
     """
 
@@ -60,6 +62,8 @@ class SampledTokens:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     error: str = ""
+    num_host_cached_tokens: int = 0
+    num_external_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class TextDelta:
         stop_reason: the stop string or stop token id that ended the text, when one of the request's own did.
         num_prompt_tokens: length of the prompt.
         num_cached_tokens: prompt tokens that came from the prefix cache.
+        num_host_cached_tokens: of these, those that had to be brought from the host's memory.
+        num_external_cached_tokens: of these, those that had to be brought from outside of the engine.
         error: what went wrong, when finish_reason is ERROR.
     """
 
@@ -89,3 +95,5 @@ class TextDelta:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     error: str = ""
+    num_host_cached_tokens: int = 0
+    num_external_cached_tokens: int = 0

@@ -71,7 +71,7 @@ class MooncakeConfig:
             optional = ", ".join(sorted(set(types) - set(required)))
             raise ExternalStoreError(f"{where}: expected {', '.join(required)}, and of {optional} what is wanted, got {got}")
         for name, value in given.items():
-            if type(value) is not types[name] or (types[name] is int and value < 0):
+            if type(value) is not types[name] or (isinstance(value, int) and value < 0):
                 wanted = "a number of bytes, 0 or more" if types[name] is int else "a text"
                 raise ExternalStoreError(f"{where}: {name}: expected {wanted}, got {value!r}")
         return cls(**given)

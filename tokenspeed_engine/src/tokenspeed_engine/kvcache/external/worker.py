@@ -65,13 +65,31 @@ class StoreWorker:
         """Pages that the store found damaged."""
         return self._store.num_corrupted
 
-    def lookup(self, keys: Sequence[bytes]) -> int | None:
+    def lookup(self, keys: Sequence[bytes], ancestors: Callable[[], Sequence[bytes]] = tuple) -> int | None:
         """How many of the first keys does the store have?
 
+        Args:
+            keys: pages that are wanted.
+            ancestors: gives the keys of the pages before them, which are in use as well; called on the worker's thread.
         Returns:
             The job's number; None: the queue is full.
         """
-        return self._queue(self._urgent, lambda: self._store.contains_prefix(keys))
+
+        def run() -> int:
+            count = self._store.contains_prefix(keys)
+            # Marked after those behind them, so that the store gives them up later.
+            self._store.contains_prefix(ancestors())
+            return count
+
+        return self._queue(self._urgent, run)
+
+    def touch(self, keys: Callable[[], Sequence[bytes]]) -> None:
+        """Let the store know that pages are in use, when it has time; forgotten when the queue is full.
+
+        Args:
+            keys: gives their keys; called on the worker's thread.
+        """
+        self._queue(self._later, lambda: self._store.contains_prefix(keys()))
 
     def fetch(self, keys: Sequence[bytes], pages: Sequence[int], fence: Callable[[], None]) -> int | None:
         """Read pages into the host's pool.

@@ -9,10 +9,14 @@ class PromptTokensDetails(msgspec.Struct):
     """Where the prompt's tokens came from.
 
     Attributes:
-        cached_tokens: prompt tokens that the prefix cache already held.
+        cached_tokens: prompt tokens that the prefix cache already held, in whichever tier.
+        host_cached_tokens: of these, those that had to be brought from the host's memory.
+        external_cached_tokens: of these, those that had to be brought from outside of the engine.
     """
 
     cached_tokens: int = 0
+    host_cached_tokens: int = 0
+    external_cached_tokens: int = 0
 
 
 class Usage(msgspec.Struct, kw_only=True):

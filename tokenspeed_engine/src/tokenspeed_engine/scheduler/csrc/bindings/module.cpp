@@ -15,6 +15,7 @@
 #include "../invariant.h"
 #include "../plan/scheduler.h"
 #include "bindings.h"
+#include "external.h"
 #include "scheduler_docs.h"  // made from _scheduler.pyi
 
 namespace nb = nanobind;
@@ -424,6 +425,29 @@ NB_MODULE(_scheduler, m) {
             return self.core->complete_transfers(as_span(ids), {ok.data(), ok.shape(0)});
           },
           nb::arg("ids").noconvert(), nb::arg("ok").noconvert(), doc::Scheduler_complete_transfers)
+      .def(
+          "missing_hashes",
+          [](BoundScheduler& self, const TokenArray& tokens, const std::string& salt) {
+            return missing_hashes(*self.core, as_span(tokens), salt);
+          },
+          nb::arg("token_ids").noconvert(), "salt"_a = "", doc::Scheduler_missing_hashes)
+      .def(
+          "reserve_host_pages", [](BoundScheduler& self, std::int32_t count) { return reserve_host_pages(*self.core, count); },
+          "count"_a, doc::Scheduler_reserve_host_pages)
+      .def(
+          "insert_host_pages",
+          [](BoundScheduler& self, std::int64_t ticket, const TokenArray& tokens, std::int32_t first_page, const std::string& salt) {
+            return self.core->insert_host_pages(ticket, as_span(tokens), first_page, salt);
+          },
+          "ticket"_a, nb::arg("token_ids").noconvert(), "first_page"_a, "salt"_a = "", doc::Scheduler_insert_host_pages)
+      .def(
+          "release_host_pages", [](BoundScheduler& self, std::int64_t ticket) { self.core->release_host_pages(ticket); },
+          "ticket"_a, doc::Scheduler_release_host_pages)
+      .def(
+          "begin_store", [](BoundScheduler& self, std::int32_t max_pages) { return begin_store(*self.core, max_pages); },
+          "max_pages"_a, doc::Scheduler_begin_store)
+      .def(
+          "take_kv_events", [](BoundScheduler& self) { return take_kv_events(*self.core); }, doc::Scheduler_take_kv_events)
       .def(
           "abort", [](BoundScheduler& self, std::int64_t request_id) { return self.core->abort(request_id); }, "request_id"_a,
           doc::Scheduler_abort)

@@ -60,6 +60,18 @@ class Scheduler {
   // What the prefix cache gained and lost since the last call, in both tiers. Empty without kv_event_pages.
   std::vector<KvEvent> take_kv_events();
 
+  // external.cpp: pages between the host's pool and a store outside. A ticket that is over, or a wrong length: std::invalid_argument.
+  // The hashes of the whole pages behind those that device or host have; the first of them. Nothing without a host tier.
+  std::int32_t missing_hashes(std::span<const TokenId> tokens, std::string_view salt, std::vector<BlockHash>& hashes);
+  // Takes up to `count` pages of the host for data that is fetched; a ticket for them.
+  std::int64_t reserve_host_pages(std::int32_t count);
+  std::span<const PageId> reserved_host_pages(std::int64_t ticket) const;
+  // Puts the ticket's pages, from `first_page` of `tokens` to their end, into the cache; how many were of use. The others go back.
+  std::int32_t insert_host_pages(std::int64_t ticket, std::span<const TokenId> tokens, std::int32_t first_page, std::string_view salt);
+  void release_host_pages(std::int64_t ticket);
+  // Pages of the host that a store should keep, about `max_pages`; they stay as they are until the transfer is completed.
+  TransferId begin_store(std::int32_t max_pages, std::vector<StorePage>& pages);
+
   // No step is planned between the two; what is in flight ends, and everything else goes on being received.
   void pause() noexcept { is_paused_ = true; }
   void resume() noexcept { is_paused_ = false; }
@@ -147,6 +159,9 @@ class Scheduler {
   void end_loads();
   bool waits_for_transfer() const noexcept { return num_outside_ > 0 || (tree_ && tree_->num_transfers() > 0); }
 
+  // external.cpp
+  std::map<std::int64_t, OwnedPages>::const_iterator host_ticket(std::int64_t ticket) const;
+
   // scheduler.cpp
   template <class Event>
   void must_dispatch(Request& request, Event&& event);
@@ -176,6 +191,8 @@ class Scheduler {
   std::optional<PageAllocator> host_allocator_;  // none without a host tier
   std::optional<KvEventBuffer> kv_events_;       // none when nobody wants them
   std::optional<RadixTree> tree_;  // none when the prefix cache is off
+  std::map<std::int64_t, OwnedPages> host_tickets_;  // pages of the host that are being filled from outside
+  std::int64_t next_host_ticket_ = 0;
   RowPool rows_;
   std::unordered_map<std::int64_t, std::unique_ptr<Request>> requests_;  // looked up by id, never walked to decide anything
 

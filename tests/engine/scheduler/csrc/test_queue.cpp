@@ -37,7 +37,8 @@ struct Waiting {
     Request* request = queue.front(now_us);
     CHECK(request != nullptr);
     queue.admit(*request);
-    WaitingQueue::charge(*request, num_tokens);
+    request->num_computed_high_water += num_tokens;
+    WaitingQueue::charge(*request);
     queue.leave(*request);
     return request->id;
   }

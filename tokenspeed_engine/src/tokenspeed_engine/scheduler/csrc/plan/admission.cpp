@@ -101,6 +101,7 @@ bool Scheduler::admit(Request& request) {
   request.num_table_pages = hit_pages;
   request.num_shared_pages = hit_pages;
   request.num_hit_pages = hit_pages;
+  request.num_charged = std::max(request.num_charged, hit_tokens);
   request.num_planned = hit_tokens;
   request.num_committed = hit_tokens;
   if (!request.admitted_before) {

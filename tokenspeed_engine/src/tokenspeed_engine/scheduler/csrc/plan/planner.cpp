@@ -51,7 +51,10 @@ std::shared_ptr<const StepBuffers> Scheduler::plan() {
 void Scheduler::plan_decodes(StepBuffers& out) {
   for (Request* request : running_) {
     if (!decodes_now(*request)) continue;
-    if (wants_page(*request) && take_pages(*request, 1) == 0) continue;  // it waits for a commit
+    if (lacks_page(*request)) {
+      WaitingQueue::charge(*request);
+      if (take_pages(*request, 1) == 0) continue;  // it waits for a commit
+    }
     plan_row(out, *request, 1);
   }
   out.num_decodes = out.num_requests;
@@ -72,7 +75,7 @@ void Scheduler::plan_prompts(StepBuffers& out) {
   bool admits = true;  // until one cannot be: nobody overtakes it
   for (std::size_t next = 0; has_room(out);) {
     // Who was retracted in this step is passed, and so is who was admitted again: it has its chunk.
-    while (next < prompts_.size() && !(prompts_[next]->is_prefilling() && prompts_[next]->last_planned_step != next_step_)) ++next;
+    while (next < prompts_.size() && !(prompts_[next]->is_prefilling() && prompts_[next]->last_prompt_step != next_step_)) ++next;
     Request* running = next < prompts_.size() ? prompts_[next] : nullptr;
     Request* waiting = admits && rows_.num_free() > 0 ? queue_.front(now_us_) : nullptr;
     if (waiting != nullptr && (running == nullptr || WaitingQueue::prompt_before(*waiting, *running))) {
@@ -101,6 +104,8 @@ void Scheduler::plan_chunk(StepBuffers& out, Request& request) {
   if (num_tokens == 0) return;
   budget_.spend(request.num_planned, num_tokens);
   plan_row(out, request, num_tokens);
+  WaitingQueue::charge(request);
+  request.last_prompt_step = next_step_;
   if (request.num_planned == request.num_known()) {
     if (request.options.role == Role::kPrefill) {
       must_dispatch(request, HandOver{});
@@ -123,7 +128,7 @@ std::int32_t Scheduler::grow_for_prefill(Request& request, std::int32_t num_toke
     if (room > 0) return std::min(num_tokens, room);
     if (num_draining_ > 0) return 0;
     const auto gives_way = [&](const Request* behind) {
-      return behind->is_prefilling() && behind->last_planned_step != next_step_ && WaitingQueue::prompt_before(request, *behind);
+      return behind->is_prefilling() && behind->last_prompt_step != next_step_ && WaitingQueue::prompt_before(request, *behind);
     };
     const auto last = std::find_if(prompts_.rbegin(), prompts_.rend(), gives_way);
     if (last == prompts_.rend()) return 0;
@@ -184,12 +189,9 @@ void Scheduler::plan_row(StepBuffers& out, Request& request, std::int32_t num_to
     out.output_index[sample] = request.num_sampled() + request.in_flight_samples;
     ++request.in_flight_samples;
   }
-  const std::int32_t num_again = std::max(0, std::min(end, request.num_computed_high_water) - first);
-  counters_.recomputed_tokens += num_again;
-  WaitingQueue::charge(request, num_tokens - num_again);
+  counters_.recomputed_tokens += std::max(0, std::min(end, request.num_computed_high_water) - first);
   request.num_computed_high_water = std::max(request.num_computed_high_water, end);
   request.num_planned = end;
-  request.last_planned_step = next_step_;
   ++request.in_flight_steps;
 }
 

@@ -59,8 +59,12 @@ class WaitingQueue {
   // Order of prompts that are being computed: the better level first, then the tenant served least, then arrival.
   static bool prompt_before(const Request& a, const Request& b);
 
-  // `num_tokens` more tokens of the request are computed, none of them again.
-  static void charge(Request& request, std::int32_t num_tokens) {
+  // Puts what was computed of the request since the last call, and not found in the cache or computed before, on its tenant's account.
+  // Decodes are charged page by page, so that a step need not touch every account.
+  static void charge(Request& request) {
+    const std::int32_t num_tokens = request.num_computed_high_water - request.num_charged;
+    if (num_tokens <= 0) return;
+    request.num_charged = request.num_computed_high_water;
     request.account->virtual_time += (static_cast<std::int64_t>(num_tokens) << kFractionBits) / request.options.tenant_weight;
   }
 

@@ -39,19 +39,12 @@ struct Request {
   RequestState state{Submitted{}};
   Place place = Place::kNowhere;
 
-  // How it is served; see queue.h.
-  TenantAccount* account = nullptr;  // of its tenant, as long as it lives
-  bool has_live_deadline = false;    // a deadline that can still be met
-  bool is_due = false;               // passed over too often: goes before all, and is not pre-empted for priority
-
   // How far it has come since it was last admitted, in tokens of the sequence.
   std::int32_t num_planned = 0;    // in the cache once all planned steps have run
   std::int32_t num_committed = 0;  // in the cache now
   std::int32_t num_shared_pages = 0;  // leading pages that the prefix cache owns
   std::int32_t num_table_pages = 0;   // entries of its row in the page table
   std::int32_t row = -1;
-  std::int32_t num_hit_pages = 0;     // leading pages that the prefix cache had when it was admitted
-  std::int64_t last_planned_step = -1;
   std::int32_t promised_pages = 0;    // pages that its admission counted on and that it has not taken yet
 
   std::int32_t in_flight_steps = 0;    // planned steps, not committed, that contain it
@@ -69,6 +62,13 @@ struct Request {
   // Read less often than every step: behind what is.
   std::vector<TokenId> stop_token_ids;
   RequestOptions options;
+  // How it is served; see queue.h.
+  TenantAccount* account = nullptr;  // of its tenant, as long as it lives
+  bool has_live_deadline = false;    // a deadline that can still be met
+  bool is_due = false;               // passed over too often: goes before all, and is not pre-empted for priority
+  std::int32_t num_charged = 0;      // tokens that were found in the cache or are on its tenant's account
+  std::int32_t num_hit_pages = 0;    // leading pages that the prefix cache had when it was admitted
+  std::int64_t last_prompt_step = -1;  // the last step with a chunk of it
 
   std::int32_t num_known() const { return static_cast<std::int32_t>(tokens.size()); }
   std::int32_t num_sampled() const { return num_known() - num_prompt; }

@@ -159,7 +159,10 @@ void Scheduler::move_to(Request& request, Place place) {
   if (place != Place::kPrefilling && !std::holds_alternative<LoadingBack>(request.state)) forget_promise(request);
   if (from == Place::kPrefilling) --num_prefilling_;
   if (place == Place::kPrefilling) ++num_prefilling_;
-  if (runs(from) && !runs(place)) leave_running(request);
+  if (runs(from) && !runs(place)) {
+    WaitingQueue::charge(request);
+    leave_running(request);
+  }
   if (waits(from) && !waits(place)) {
     // From the queue to a row is service, whoever computes its prompt; what else leaves the queue has ended.
     from == Place::kWaiting && (runs(place) || place == Place::kOutside) ? queue_.admit(request) : queue_.remove(request);

@@ -116,7 +116,10 @@ class Scheduler {
     return request.is_decoding() && request.num_sampled() + request.in_flight_samples < request.max_new_tokens;
   }
   bool wants_page(const Request& request) const {
-    return decodes_now(request) && request.num_planned == request.num_table_pages * config_.page_size;
+    return decodes_now(request) && lacks_page(request);
+  }
+  bool lacks_page(const Request& request) const {
+    return request.num_planned == request.num_table_pages * config_.page_size;
   }
   std::int32_t grow_for_prefill(Request& request, std::int32_t num_tokens);
   std::int32_t take_pages(Request& request, std::int32_t count);

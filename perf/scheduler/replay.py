@@ -1,8 +1,7 @@
 """Replay of agentic traces through the real control plane, in logical time.
 
-Conversations of 10 to 15 turns: 50 to 63 thousand tokens at first, 800 more a turn, 500 out, pauses in between; the pool holds half of
-what they are at their ends. Compared are the engine's session time-to-live, plain LRU (none), and a short fixed time-to-live. The hit
-rate stands beside Belady's rule over pages with the same capacity.
+Conversations of 10 to 15 turns: 50 to 63 thousand tokens at first, 800 more a turn, 500 out, pauses between. The pool holds half of
+what they are at their ends. The hit rate stands beside Belady's rule over pages with the same capacity.
 """
 
 from __future__ import annotations

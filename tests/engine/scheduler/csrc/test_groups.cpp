@@ -84,6 +84,21 @@ TEST(only_the_window_is_held_as_a_request_runs_on) {
   for (std::size_t i = 1500 - 16; i < 1500; ++i) CHECK(table[i] >= 0);
 }
 
+TEST(a_moved_reference_lets_go_of_its_window_once) {
+  Pools pools(100, 100, 0, 2, 9);
+  {
+    NodeRef at = pools.compute(run(0, 40), 20, true);
+    NodeRef moved(std::move(at));
+    std::vector<PageId> table;
+    moved.append_window_pages(table);
+    CHECK(table.back() >= 0);
+    at = std::move(moved);
+    CHECK(pools.tree.num_evictable_window_pages() < 20);
+  }
+  CHECK_EQ(pools.tree.num_evictable_window_pages(), 20);
+  pools.tree.check();
+}
+
 TEST(one_long_chunk_is_cut_where_the_window_begins) {
   Pools pools(600, 600, 0, 16, 128);
   const NodeRef at = pools.compute(run(0, 16 * 512), 512, true);

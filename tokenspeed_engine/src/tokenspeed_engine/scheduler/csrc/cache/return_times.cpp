@@ -9,8 +9,8 @@ namespace tokenspeed {
 
 namespace {
 constexpr int kFirstBit = 10;            // all below 2^10 us is the first class
-constexpr std::int64_t kLeast = 64;      // returns and losses before the order is trusted
-constexpr std::int64_t kFitEvery = 16;   // a fit costs about 10 us
+constexpr std::int64_t kLeast = 32;      // returns and losses before the order is trusted
+constexpr std::int64_t kFitEvery = 8;    // a fit costs about 10 us
 constexpr std::int64_t kFadeEvery = 512; // then all counts lose a third: the order follows a load that changes
 constexpr double kFade = 2.0 / 3.0;
 }  // namespace

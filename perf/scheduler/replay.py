@@ -7,6 +7,7 @@ what they are at their ends. The hit rate stands beside Belady's rule over pages
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +20,33 @@ from tokenspeed_engine.scheduler import SchedulerConfig
 PAGE_SIZE = 64
 MAX_NUM_SEQS = 64
 TARGET_US = 50_000
-POLICIES = (("session TTL 300 s", 300), ("plain LRU", 0), ("fixed TTL 10 s", 10))
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is compared.
+
+    Attributes:
+        name: of the rows.
+        ttl_s: how long a session's pages are kept; 0: not at all.
+        learns: whether eviction learns when pages are wanted again.
+        host_share: of the capacity, in host memory; the rest is on the device, so that all policies have the same in all.
+    """
+
+    name: str
+    ttl_s: int = 0
+    learns: bool = True
+    host_share: float = 0.0
+
+
+POLICIES = (
+    Policy("adaptive eviction"),
+    Policy("adaptive, half of it on the host", host_share=0.5),
+    Policy("adaptive, half on the host, session TTL 300 s", ttl_s=300, host_share=0.5),
+    Policy("adaptive, session TTL 300 s", ttl_s=300),
+    Policy("plain LRU", learns=False),
+    Policy("LRU, fixed TTL 10 s", ttl_s=10, learns=False),
+)
 
 
 def pool_pages(sessions: list[Session]) -> int:
@@ -28,16 +55,20 @@ def pool_pages(sessions: list[Session]) -> int:
     return max(sum(pages) // 2, *pages)
 
 
-def config(sessions: list[Session], *, ttl_s: int, target_us: int = TARGET_US) -> SchedulerConfig:
+def config(sessions: list[Session], policy: Policy, *, target_us: int = TARGET_US) -> SchedulerConfig:
     """The scheduler's, for a trace."""
+    longest = max(-(-session.final_tokens // PAGE_SIZE) for session in sessions)
+    num_pages = max(int(pool_pages(sessions) * (1 - policy.host_share)), longest)
     return SchedulerConfig(
-        num_pages=pool_pages(sessions),
+        num_pages=num_pages,
+        num_host_pages=pool_pages(sessions) - num_pages,
         page_size=PAGE_SIZE,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=8192,
         max_model_len=max(session.final_tokens for session in sessions) + 1,
-        session_ttl_us=ttl_s * 1_000_000,
+        session_ttl_us=policy.ttl_s * 1_000_000,
         inter_token_latency_us=target_us,
+        adaptive_eviction=policy.learns,
     )
 
 
@@ -73,12 +104,12 @@ def run(context: Context) -> Iterator[Row]:
     numbers = [int(n) for n in context.options.get("sessions", "4" if context.quick else "8,64,256").split(",")]
     scale = 0.02 if context.quick else 1.0
     for number in numbers:
-        for name, ttl_s in POLICIES:
+        for policy in POLICIES:
             sessions = agentic(number, scale=scale)
-            outcome = replay(config(sessions, ttl_s=ttl_s), sessions, StepModel())
-            yield from rows(f"{number} sessions, {name}", outcome, pool_pages(sessions))
+            outcome = replay(config(sessions, policy), sessions, StepModel())
+            yield from rows(f"{number} sessions, {policy.name}", outcome, pool_pages(sessions))
         sessions = agentic(number, scale=scale)
-        outcome = replay(config(sessions, ttl_s=POLICIES[0][1], target_us=0), sessions, StepModel())
+        outcome = replay(config(sessions, POLICIES[0], target_us=0), sessions, StepModel())
         for share, what in ((0.5, "median"), (0.99, "p99")):
             yield Row(
                 case=f"{number} sessions, no latency target: inter-token latency, {what}",

@@ -27,6 +27,7 @@ class StepModel:
         decode_context_us: one more token of a decode's context.
         prefill_us: one more prompt token.
         prefill_context_us: one more token of a prompt token's context.
+        copy_page_us: one page of 64 tokens between host and devices.
     """
 
     base_us: float = 8000.0
@@ -34,6 +35,7 @@ class StepModel:
     decode_context_us: float = 0.015
     prefill_us: float = 20.0
     prefill_context_us: float = 0.0008
+    copy_page_us: float = 90.0
 
     def step_us(self, plan: Any) -> int:
         """Time of a plan."""
@@ -131,6 +133,12 @@ def replay(config: SchedulerConfig, sessions: Sequence[Session], model: StepMode
             arrive(index, turn_index, at_us)
         scheduler.advance_clock(now_us)
         plan = scheduler.plan()
+        copies = np.unique(np.concatenate([plan.write_back_ids, plan.load_back_ids]))
+        copy_us = int(model.copy_page_us * (len(plan.write_backs) + len(plan.load_backs)))
+        if not plan and len(copies):  # what could run waits for them
+            now_us += copy_us
+            scheduler.complete_transfers(copies, np.ones(len(copies), dtype=np.bool_))
+            continue
         if not plan:
             if not arrivals:
                 if scheduler.has_work():
@@ -138,10 +146,12 @@ def replay(config: SchedulerConfig, sessions: Sequence[Session], model: StepMode
                 break
             now_us = max(now_us, arrivals[0][0])
             continue
-        step_us = model.step_us(plan)
+        step_us = max(model.step_us(plan), copy_us)  # copies run beside the step, and end with it
         now_us += step_us
         num_steps += 1
         events = scheduler.commit(plan.step, np.full(plan.num_samples, _ANSWER_TOKEN, dtype=np.int32), step_us)
+        if len(copies):
+            scheduler.complete_transfers(copies, np.ones(len(copies), dtype=np.bool_))
         ids = events.request_ids
         before = last_token_us[ids]
         gaps.append(now_us - before[before >= 0])

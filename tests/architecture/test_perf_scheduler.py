@@ -30,7 +30,7 @@ def test_scale(repository: Path, tmp_path: Path) -> None:
 def test_replay(repository: Path, tmp_path: Path) -> None:
     rows = rows_of(repository, tmp_path, "scheduler.replay")
     hits = [row for row in rows if row["case"].endswith("hit rate")]
-    assert len(hits) == 3
+    assert len(hits) == 6
     for row in hits:
         assert 0 < row["ours"] <= row["peer"] <= 100, "no policy finds more than the best one"
     fairness = [row["ours"] for row in rows if "Jain" in row["case"]]
@@ -62,12 +62,12 @@ def test_the_oracle_by_hand(in_repository: Any) -> None:
 
 def test_a_replay_is_a_function_of_its_trace(in_repository: Any) -> None:
     in_repository(
-        "from perf.scheduler.replay import config\n"
+        "from perf.scheduler.replay import Policy, config\n"
         "from perf.scheduler.simulator import StepModel, replay\n"
         "from perf.scheduler.traces import agentic\n"
         "def once():\n"
         "    sessions = agentic(3, scale=0.01)\n"
-        "    found = replay(config(sessions, ttl_s=60), sessions, StepModel())\n"
+        "    found = replay(config(sessions, Policy('any', ttl_s=60, host_share=0.3)), sessions, StepModel())\n"
         "    assert all(t.arrived_us <= t.first_token_us <= t.ended_us for t in found.turns)\n"
         "    assert len(found.turns) == sum(len(s.turns) for s in sessions)\n"
         "    assert len(found.gaps_us) == sum(t.num_output - 1 for t in found.turns)\n"

@@ -60,6 +60,7 @@ class SchedulerConfig:
         prefill_token_ns: int = 0,
         external_store: bool = False,
         kv_event_pages: int = 0,
+        adaptive_eviction: bool = True,
     ) -> None:
         """Check and keep the values.
 
@@ -93,6 +94,8 @@ class SchedulerConfig:
                 the host, when that is cheaper than computing it again.
             external_store: offer pages of the host to a store behind it.
             kv_event_pages: page hashes that may wait for `take_kv_events`; 0 means that there are no events.
+            adaptive_eviction: learn from `advance_clock` when cached pages are wanted again, and drop those that are wanted last;
+                otherwise, or where no clock is told, those that were used least recently.
         Raises:
             ValueError: a value is out of range; the message says which, and the remedy.
         """
@@ -151,6 +154,9 @@ class SchedulerConfig:
     @property
     def external_store(self) -> bool:
         """Whether pages of the host are offered to a store behind it."""
+    @property
+    def adaptive_eviction(self) -> bool:
+        """Whether eviction learns when pages are wanted again."""
     @property
     def kv_event_pages(self) -> int:
         """Page hashes that may wait to be taken; 0 means that there are no events."""

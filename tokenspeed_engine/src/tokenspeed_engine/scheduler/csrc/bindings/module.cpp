@@ -212,7 +212,8 @@ std::string describe(const SchedulerConfig& c) {
          ", host_write_through=" + (c.host_write_through ? "True" : "False") +
          ", load_page_ns=" + std::to_string(c.load_page_ns) + ", prefill_token_ns=" + std::to_string(c.prefill_token_ns) +
          ", external_store=" + (c.external_store ? "True" : "False") +
-         ", kv_event_pages=" + std::to_string(c.kv_event_pages) + ")";
+         ", kv_event_pages=" + std::to_string(c.kv_event_pages) +
+         ", adaptive_eviction=" + (c.adaptive_eviction ? "True" : "False") + ")";
 }
 
 std::string describe(const Plan& p) {
@@ -254,12 +255,13 @@ NB_MODULE(_scheduler, m) {
              std::int32_t max_in_flight_steps, std::int32_t max_step_cost, std::int32_t context_cost_scale,
              std::int64_t session_ttl_us, std::int32_t inter_token_latency_us, std::int32_t starvation_limit,
              std::int32_t num_host_pages, bool host_write_through, std::int64_t load_page_ns, std::int64_t prefill_token_ns,
-             bool external_store, std::int32_t kv_event_pages) {
+             bool external_store, std::int32_t kv_event_pages, bool adaptive_eviction) {
             SchedulerConfig config{num_pages,           page_size,     max_num_seqs,
                                    max_num_batched_tokens, max_model_len, chunk_size,
                                    enable_prefix_cache, max_in_flight_steps, max_step_cost, context_cost_scale,
                                    session_ttl_us,      inter_token_latency_us, starvation_limit, num_host_pages,
-                                   host_write_through,  load_page_ns, prefill_token_ns, external_store, kv_event_pages};
+                                   host_write_through,  load_page_ns, prefill_token_ns, external_store, kv_event_pages,
+                                   adaptive_eviction};
             if (const std::string problem = config.problem(); !problem.empty()) {
               throw std::invalid_argument("SchedulerConfig." + problem);
             }
@@ -270,6 +272,7 @@ NB_MODULE(_scheduler, m) {
           "context_cost_scale"_a = 0, "session_ttl_us"_a = 0, "inter_token_latency_us"_a = 0, "starvation_limit"_a = 64,
           "num_host_pages"_a = 0, "host_write_through"_a = false,
           "load_page_ns"_a = 0, "prefill_token_ns"_a = 0, "external_store"_a = false, "kv_event_pages"_a = 0,
+          "adaptive_eviction"_a = true,
           doc::SchedulerConfig_init)
       .def_ro("num_pages", &SchedulerConfig::num_pages, doc::SchedulerConfig_num_pages)
       .def_ro("page_size", &SchedulerConfig::page_size, doc::SchedulerConfig_page_size)
@@ -290,6 +293,7 @@ NB_MODULE(_scheduler, m) {
       .def_ro("prefill_token_ns", &SchedulerConfig::prefill_token_ns, doc::SchedulerConfig_prefill_token_ns)
       .def_ro("external_store", &SchedulerConfig::external_store, doc::SchedulerConfig_external_store)
       .def_ro("kv_event_pages", &SchedulerConfig::kv_event_pages, doc::SchedulerConfig_kv_event_pages)
+      .def_ro("adaptive_eviction", &SchedulerConfig::adaptive_eviction, doc::SchedulerConfig_adaptive_eviction)
       .def_prop_ro("max_pages_per_request", &SchedulerConfig::max_pages_per_request, doc::SchedulerConfig_max_pages_per_request)
       .def("__repr__", [](const SchedulerConfig& self) { return describe(self); });
 

@@ -33,6 +33,7 @@ struct SchedulerConfig {
   std::int64_t prefill_token_ns = 0;
   bool external_store = false;          // offer pages of the host to a store behind it
   std::int32_t kv_event_pages = 0;      // page hashes that may wait for take_kv_events; 0: no events
+  bool adaptive_eviction = true;        // learn when cached pages are wanted again; else, or without a clock, the least recently used go
 
   // No request can hold more than the pool has.
   std::int32_t max_pages_per_request() const { return std::min((max_model_len + page_size - 1) / page_size, num_pages); }

@@ -78,7 +78,7 @@ Scheduler::Scheduler(const SchedulerConfig& config)
   if (config_.enable_prefix_cache) {
     tree_.emplace(allocator_, config_.page_size,
                   RadixTreeOptions{host_allocator_ ? &*host_allocator_ : nullptr, kv_events_ ? &*kv_events_ : nullptr,
-                                   config_.external_store});
+                                   config_.external_store, config_.adaptive_eviction});
   }
   running_.reserve(static_cast<std::size_t>(config_.max_num_seqs));
   page_table_.assign(static_cast<std::size_t>(config_.max_num_seqs) * static_cast<std::size_t>(max_pages_per_request_), -1);
@@ -133,6 +133,7 @@ void Scheduler::advance_clock(std::int64_t now_us) {
                                 std::to_string(now_us) + ". Fix: use one monotonic clock, that of rank 0");
   }
   now_us_ = now_us;
+  if (tree_) tree_->advance_clock(now_us);
   if (sessions_.size() > 0) {
     if (tree_) tree_->tick();
     sessions_.expire(now_us);

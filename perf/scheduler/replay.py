@@ -41,10 +41,10 @@ class Policy:
 
 POLICIES = (
     Policy("adaptive eviction"),
+    Policy("plain LRU", learns=False),
     Policy("adaptive, half of it on the host", host_share=0.5),
     Policy("adaptive, half on the host, session TTL 300 s", ttl_s=300, host_share=0.5),
     Policy("adaptive, session TTL 300 s", ttl_s=300),
-    Policy("plain LRU", learns=False),
     Policy("LRU, fixed TTL 10 s", ttl_s=10, learns=False),
 )
 
@@ -104,7 +104,7 @@ def run(context: Context) -> Iterator[Row]:
     numbers = [int(n) for n in context.options.get("sessions", "4" if context.quick else "8,64,256").split(",")]
     scale = 0.02 if context.quick else 1.0
     for number in numbers:
-        for policy in POLICIES:
+        for policy in POLICIES[: int(context.options.get("policies", len(POLICIES)))]:
             sessions = agentic(number, scale=scale)
             outcome = replay(config(sessions, policy), sessions, StepModel())
             yield from rows(f"{number} sessions, {policy.name}", outcome, pool_pages(sessions))

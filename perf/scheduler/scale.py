@@ -11,6 +11,7 @@ import gc
 import importlib
 import importlib.metadata
 import importlib.util
+import multiprocessing
 import resource
 import statistics
 import time
@@ -109,8 +110,18 @@ class Load:
             getattr(result, name)
 
 
-def measure(num_requests: int, context: int, cached_pages: int, peer: Any, peer_name: str, rounds: int) -> Iterator[Row]:
-    """One size: step time, and memory."""
+def load_peer() -> tuple[Any, str]:
+    """The peer's module and name, or None."""
+    if not importlib.util.find_spec("tokenspeed_scheduler"):
+        return None, ""
+    return importlib.import_module("tokenspeed_scheduler"), (
+        f"tokenspeed-scheduler {importlib.metadata.version('tokenspeed-scheduler')}"
+    )
+
+
+def measure(num_requests: int, context: int, cached_pages: int, rounds: int) -> list[Row]:
+    """One size: step time and memory. In a process of its own: what an earlier size gave back would hide what this one takes."""
+    peer, peer_name = load_peer()
     load = Load(num_requests, context, cached_pages)
     theirs: Callable[[], None] | None = None
     if peer is not None and num_requests * context <= PEER_MOST_TOKENS:
@@ -136,7 +147,7 @@ def measure(num_requests: int, context: int, cached_pages: int, peer: Any, peer_
     notes.append(f"hit rate {load.hit_rate:.0%}")
     if goal_us is not None:
         notes.append(f"goal {goal_us} us: {'met' if median_us <= goal_us else 'MISSED'}")
-    yield Row(
+    step = Row(
         case=f"step, {where}",
         ours=median_us,
         peer=statistics.median(others) * 1e6 if others else None,
@@ -145,13 +156,14 @@ def measure(num_requests: int, context: int, cached_pages: int, peer: Any, peer_
         note=", ".join(notes),
     )
     submit_s = statistics.median(load.submit_s)
-    yield Row(
+    memory = Row(
         case=f"memory, {where}",
         ours=load.grown_bytes / 2**20,
         peer=None,
         unit="MiB",
         note=f"submit {submit_s * 1e6:.0f} us a prompt, once: {submit_s * 1e9 / context:.2f} ns a token",
     )
+    return [step, memory]
 
 
 def draw(points: list[tuple[int, int, float]], file: str) -> None:
@@ -180,10 +192,6 @@ def draw(points: list[tuple[int, int, float]], file: str) -> None:
 
 def run(context: Context) -> Iterator[Row]:
     """Yield step time and memory for each size."""
-    peer, peer_name = None, ""
-    if importlib.util.find_spec("tokenspeed_scheduler"):
-        peer = importlib.import_module("tokenspeed_scheduler")
-        peer_name = f"tokenspeed-scheduler {importlib.metadata.version('tokenspeed-scheduler')}"
     for name in ("vllm", "sglang"):
         if importlib.util.find_spec(name) is None:
             yield Row(
@@ -197,11 +205,12 @@ def run(context: Context) -> Iterator[Row]:
         for tokens in contexts:
             if num_requests * tokens > MOST_TOKENS:
                 continue
-            for row in measure(num_requests, tokens, cached, peer, peer_name, 2 if context.quick else 10):
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                found = pool.apply(measure, (num_requests, tokens, cached, 2 if context.quick else 10))
+            for row in found:
                 if row.unit == "us" and row.ours is not None:
                     points.append((num_requests, tokens, row.ours))
                 yield row
-            gc.collect()
     if file := context.options.get("plot"):
         draw(points, file)
 

@@ -119,14 +119,14 @@ def dsa(facts: DeviceFacts) -> Kernels:
     for dtype, keys, paged in indexers:
         if keys == "fp8e4nv" and (facts.major == 8 or facts.shared_bytes == 65536):
             continue  # no conversion from e4m3 on sm_80 and gfx942: the spec says so
-        tiles = indexer_config(DTYPES[dtype], 64, 128, 8192, keys == "fp8e4nv")
+        tiles = indexer_config(DTYPES[dtype], 64, 128, 8192, keys == "fp8e4nv", facts.major)
         warps, stages = tiles.pop("num_warps"), tiles.pop("num_stages")
         pages = {"PAGED": paged, "PAGE_SIZE": 64 if paged else _NO_PAGES}
         constants = {"HEADS": 64, "DIM": 128, "CAUSAL": True, "DOT": DOTS[dtype], "SCALED": keys == "fp8e4nv", **pages, **tiles}
         operands = {**_operands(keys, "q_ptr", "k_ptr"), "out_ptr": "*fp32"}
         products = " products" if dtype == "fp8e4nv" else ""
         yield f"indexer {keys}{products}", _indexer_kernel, constants, warps, stages, operands
-        tiles = few_queries_config({**tiles, "num_warps": warps}, 1, 8192, 64, facts.processors) or {}
+        tiles = few_queries_config(tiles, 1, 8192, 64, facts.processors) or {}
         if tiles and tiles["CHUNK"] >= 128:
             warps, stages = tiles.pop("num_warps"), tiles.pop("num_stages")
             constants = {name: value for name, value in constants.items() if name != "BLOCK_Q"} | tiles

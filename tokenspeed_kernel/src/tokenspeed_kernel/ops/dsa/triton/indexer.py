@@ -188,15 +188,21 @@ def _few_queries_kernel(
             )  # fmt: skip
 
 
-def indexer_config(dtype: torch.dtype, num_heads: int, dim: int, max_seqlen_k: int, fp8: bool) -> dict[str, int]:
-    """Tiles and how a program runs, for products of that dtype; fp8 keys take registers to be converted."""
+def indexer_config(dtype: torch.dtype, num_heads: int, dim: int, max_seqlen_k: int, fp8: bool, major: int = 0) -> dict[str, int]:
+    """Tiles and how a program runs, for products of that dtype; fp8 keys take registers to be converted.
+
+    Those for fp8, and for bf16 on sm_90 (``major`` 9), are of perf/baselines/h200/hopper.dsa.txt.
+    """
     block_h = power_of_two(num_heads, 16, 1024)
     if dtype == torch.float32:  # no matrix units with IEEE products: registers hold whole operands
         chunk, block_q, block_n = min(power_of_two(dim, 16, 1024), 32), 4, 16
         num_warps, num_stages = 4 if block_h <= 64 else 8, 1
     elif dtype == torch.float8_e4m3fn:
-        chunk, block_q, block_n = power_of_two(dim, 32, 1024), 32, power_of_two(max_seqlen_k, 64, 128)
-        num_warps, num_stages = 4, 3
+        chunk, block_q, block_n = power_of_two(dim, 32, 1024), 64, power_of_two(max_seqlen_k, 64, 128)
+        num_warps, num_stages = 4, 4
+    elif major == 9 and not fp8 and block_h <= 64 and dim <= 128 and max_seqlen_k > 128:
+        chunk, block_q, block_n = power_of_two(dim, 16, 1024), 32, 256
+        num_warps, num_stages = 8, 3
     else:
         chunk, block_q = power_of_two(dim, 16, 1024), 8
         block_n = power_of_two(max_seqlen_k, 16, 128 if block_h <= 64 and not fp8 else 64)
@@ -212,12 +218,19 @@ def few_queries_config(
     group = power_of_two(max_seqlen_q, 1, 8)
     if max_seqlen_q > group or group * config["BLOCK_H"] > 256:
         return None
-    block_n = min(config["BLOCK_N"], 64) if group * config["BLOCK_H"] > 128 else config["BLOCK_N"]
+    block_n = min(config["BLOCK_N"], 64 if group * config["BLOCK_H"] > 128 else 128)
     # Some programs on each processor; a longer run of keys has its next tiles on their way meanwhile.
     tiles = max(1, min(8, max_seqlen_k * num_reqs // (block_n * 4 * processors)))
     tiles = 1 << (tiles.bit_length() - 1)
-    names = ("BLOCK_H", "CHUNK", "num_warps")
-    return {**{name: config[name] for name in names}, "GROUP": group, "TILES": tiles, "BLOCK_N": block_n, "num_stages": 3}
+    names = ("BLOCK_H", "CHUNK")
+    return {
+        **{name: config[name] for name in names},
+        "GROUP": group,
+        "TILES": tiles,
+        "BLOCK_N": block_n,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
 
 
 def _has_fp8_products(device: torch.device, dim: int) -> bool:
@@ -290,7 +303,8 @@ def _launch(
     if dtype is torch.float8_e4m3fn and not _has_fp8_products(q.device, dim):
         # Exact in bf16, whose products every device has. (The interpreter's bf16 products are wrong: float32 there.)
         dtype = torch.float32 if q.device.type == "cpu" else torch.bfloat16
-    config = indexer_config(dtype, num_heads, dim, max_seqlen_k, k_scale is not None)
+    facts = device_facts(q.device)
+    config = indexer_config(dtype, num_heads, dim, max_seqlen_k, k_scale is not None, facts.major)
     if k_scale is None:
         scale_strides: tuple[int, ...] = (0, 0)
     else:
@@ -311,7 +325,7 @@ def _launch(
         "SCALED": k_scale is not None,
         "DOT": _DOT_DTYPES[dtype],
     }
-    few = few_queries_config(config, max_seqlen_q, max_seqlen_k, num_reqs, device_facts(q.device).processors)
+    few = few_queries_config(config, max_seqlen_q, max_seqlen_k, num_reqs, facts.processors)
     if few is not None and config["CHUNK"] >= dim:
         grid = (triton.cdiv(max_seqlen_k, few["TILES"] * few["BLOCK_N"]), num_reqs)
         _few_queries_kernel[grid](*operands, *sizes, *strides, pages_row, **constants, **few)

@@ -58,7 +58,7 @@ def _chosen(names: list[str]) -> dict[str, Family]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise SystemExit(f"python -m perf hopper: no family is named {', '.join(unknown)}; there are: {', '.join(known)}")
-    return {name: family for name, family in known.items() if not names or name in names}
+    return {name: known[name] for name in names or known}  # in the order in which they were named
 
 
 def _merged(paths: list[Path], names: list[str] | None = None) -> dict[str, Any]:

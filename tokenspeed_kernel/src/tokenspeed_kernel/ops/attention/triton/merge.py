@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = ["launch", "merge_states"]
 
-# Of 512 to 4096, the best at 1 to 4096 tokens on an H200: perf/baselines/h200/hopper.merge_states.json.
+# Of 512 to 4096, the best at 1 to 4096 tokens on an H200: perf/baselines/h200/hopper.rope_write.txt.
 _BLOCK_ELEMENTS = 1024
 
 

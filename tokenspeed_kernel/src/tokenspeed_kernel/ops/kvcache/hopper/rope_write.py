@@ -13,8 +13,8 @@ from tokenspeed_kernel.ops.kvcache.triton.rope_write import launch
 
 __all__ = ["rope_write_kv"]
 
-# Tuned on an H200: perf/baselines/h200/hopper.fused.json. A chained launch waits on the multiprocessors of the one before it; where
-# that has several programs for each place, they are in the way.
+# Tuned on an H200: perf/baselines/h200/hopper.rope_write.txt. A chained launch waits on the multiprocessors of the one before it;
+# where that has several programs for each place, they are in the way.
 _CHAINED_TOKENS = 256
 _FEW_PAIRS, _MANY_PAIRS = 512, 1024
 """Pairs of elements that a program rotates, of few tokens and of many."""

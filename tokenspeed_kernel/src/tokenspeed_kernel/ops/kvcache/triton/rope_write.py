@@ -109,9 +109,11 @@ def _rope_write_kv_kernel(
         # The programs of a launch start while the last of the one before it end, and wait here until its results are in memory.
         gdc_wait()
         gdc_launch_dependents()
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
     query_groups, kv_groups = tl.cdiv(num_heads, HEADS), tl.cdiv(num_kv_heads, HEADS)
+    # Programs of one token follow each other, as its heads do in memory.
+    num_groups = query_groups + 2 * kv_groups
+    group = tl.program_id(0) % num_groups
+    token = (tl.program_id(0) // num_groups).to(tl.int64)
     head = tl.arange(0, HEADS)[:, None]
     rest = 2 * HALF + tl.arange(0, max(REST, 1))[None, :]
     # What depends on nothing is asked for first: the angles have to wait for the position.
@@ -223,7 +225,7 @@ def launch(
     rest = head_dim - rotary_dim
     groups = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
     options = {"launch_pdl": True} if chained else {}
-    _rope_write_kv_kernel[(num_tokens, groups)](
+    _rope_write_kv_kernel[(num_tokens * groups,)](
         q, k, v, positions, cos_sin_cache, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_out,
         max_position, num_pages * page_size, page_size, num_heads, num_kv_heads,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), q_out.stride(0), q_out.stride(1),

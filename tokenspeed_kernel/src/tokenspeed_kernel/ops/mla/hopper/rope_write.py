@@ -11,7 +11,7 @@ from tokenspeed_kernel.ops.mla.triton.rope_write import launch
 
 __all__ = ["rope_write_mla"]
 
-# Tuned on an H200: perf/baselines/h200/hopper.fused.json.
+# Tuned on an H200: perf/baselines/h200/hopper.rope_write.txt.
 _CHAINED_TOKENS = 256
 
 

@@ -59,7 +59,6 @@ SPECS: Final = (
         requires=("triton",),
         graph_safe=True,
         verified=(
-            Verified(VerifiedBy.SILICON, "H200 (sm_90)"),
             Verified(VerifiedBy.INTERPRETER, "x86-64"),
             Verified(VerifiedBy.COMPILED, "sm_90a", "Triton 3.6 and 3.9"),
         ),

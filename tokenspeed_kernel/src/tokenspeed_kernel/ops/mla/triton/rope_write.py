@@ -27,8 +27,10 @@ def _rope_write_mla_kernel(
         # The programs of a launch start while the last of the one before it end, and wait here until its results are in memory.
         gdc_wait()
         gdc_launch_dependents()
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
+    # Programs of one token follow each other, as its heads do in memory.
+    num_groups = tl.cdiv(num_heads, HEADS) + 1
+    group = tl.program_id(0) % num_groups
+    token = (tl.program_id(0) // num_groups).to(tl.int64)
     position = tl.load(positions_ptr + token * position_step).to(tl.int64)
     if group < tl.cdiv(num_heads, HEADS):
         head = group * HEADS + tl.arange(0, HEADS)[:, None]
@@ -95,7 +97,7 @@ def launch(
     block = triton.next_power_of_2(rope_dim // 2)
     heads = max(1, min(max_pairs // block, triton.next_power_of_2(num_heads)))
     options = {"launch_pdl": True} if chained else {}
-    _rope_write_mla_kernel[(num_tokens, triton.cdiv(num_heads, heads) + 1)](
+    _rope_write_mla_kernel[(num_tokens * (triton.cdiv(num_heads, heads) + 1),)](
         q_rope, k_rope, latent, positions, cos_sin_cache, kv_cache, slot_mapping, q_out,
         cos_sin_cache.shape[0], num_pages * page_size, page_size, num_heads,
         q_rope.stride(0), q_rope.stride(1), k_rope.stride(0), latent.stride(0), q_out.stride(0), q_out.stride(1),

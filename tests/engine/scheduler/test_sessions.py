@@ -182,3 +182,16 @@ def test_a_salt_keeps_its_session_apart() -> None:
     runner.turn(2, np.concatenate([history, prompt(3)]), 2, session=2, salt="b")
     assert runner.cached[2] == 0
     assert runner.num_sessions == 2
+
+
+def test_pages_of_a_session_that_ended_are_the_first_to_go() -> None:
+    for ends in (True, False):
+        runner = Runner()
+        older = prompt(20, seed=1)
+        runner.turn(1, older, 1)
+        runner.turn(2, prompt(20, seed=2), 1, session=7)
+        if ends:
+            assert runner.scheduler.end_session(7)
+        runner.turn(3, prompt(40, seed=3), 1)  # more than what is free
+        runner.turn(4, older, 1)
+        assert (runner.cached[4] == 16) == ends  # all but the page whose last token is always computed

@@ -155,11 +155,11 @@ class SchedulerConfig:
     def external_store(self) -> bool:
         """Whether pages of the host are offered to a store behind it."""
     @property
-    def adaptive_eviction(self) -> bool:
-        """Whether eviction learns when pages are wanted again."""
-    @property
     def kv_event_pages(self) -> int:
         """Page hashes that may wait to be taken; 0 means that there are no events."""
+    @property
+    def adaptive_eviction(self) -> bool:
+        """Whether eviction learns when pages are wanted again."""
     @property
     def max_pages_per_request(self) -> int:
         """Columns of the page table: what max_model_len needs, at most num_pages."""
@@ -652,7 +652,7 @@ class Scheduler:
             [n] int32, in the order of its tokens; a copy. Empty when it holds none.
         """
     def end_session(self, session: int) -> bool:
-        """Release what is kept for a session's next turn; it stays in the prefix cache like anything else.
+        """Release what is kept for a session's next turn, which will not come: its pages are the first that the cache gives up.
 
         Args:
             session: see `RequestOptions`.

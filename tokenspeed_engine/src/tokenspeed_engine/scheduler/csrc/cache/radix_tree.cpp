@@ -344,12 +344,20 @@ void RadixTree::unlock(Node* node, Use use) noexcept {
 }
 
 void RadixTree::retire(NodeRef&& at) {
-  TOKENSPEED_INVARIANT(at.tree_ == this || at.empty());
-  Node* node = at.node_;
-  NodeRef released(std::move(at));
-  const bool is_root = node == nullptr || node->is_root();
-  released = NodeRef();
-  if (is_root) return;
+  if (at.empty()) return;
+  Node* const node = at.node_->is_root() ? nullptr : at.node_;  // the root of a salt may go with the reference
+  at = NodeRef();
+  if (node != nullptr) retire_path(node);
+}
+
+void RadixTree::retire(KeepRef&& at) {
+  if (at.empty()) return;
+  Node* const node = at.node_->is_root() ? nullptr : at.node_;
+  at = KeepRef();
+  if (node != nullptr) retire_path(node);
+}
+
+void RadixTree::retire_path(Node* node) {
   // Upwards as far as no other path, session or reader shares it. Keys change outside of every order.
   for (; !node->is_root() && node->locks == 0 && node->keeps == 0 && node->children.size() <= 1; node = node->parent) {
     if (!node->children.empty() && (*node->children.begin())->last_use != 0) return;

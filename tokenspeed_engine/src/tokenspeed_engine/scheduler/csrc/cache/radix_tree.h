@@ -181,6 +181,7 @@ class RadixTree {
 
   // Lets go of a path that nobody will want again, as far as nobody else uses it: it goes before all others.
   void retire(NodeRef&& at);
+  void retire(KeepRef&& at);
 
   // Gives back up to `max_pages` unlocked device pages, least recently used first. Returns how many. Host copies stay, and pages that
   // have one go in runs of some size: then it may be more than asked for.
@@ -298,6 +299,7 @@ class RadixTree {
   void lock(Node* node, Use use) noexcept;
   void unlock(Node* node, Use use) noexcept;
   void touch(Node& node, Use use) noexcept;
+  void retire_path(Node* node);
   void change_keeps(Node* node, std::int32_t by) noexcept;
   std::span<const TokenId> first_page(const Node& node) const { return std::span(node.tokens).first(page_size_); }
   static bool is_loading(const Node& node) noexcept { return node.transfer != nullptr && node.transfer->kind == Kind::kLoadBack; }

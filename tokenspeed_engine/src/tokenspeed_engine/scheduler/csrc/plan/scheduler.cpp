@@ -245,8 +245,9 @@ void Scheduler::drain(Request& request) {
 }
 
 bool Scheduler::end_session(std::int64_t session) {
-  if (tree_) tree_->tick();
-  return sessions_.resume(session);
+  if (!tree_) return sessions_.resume(session);
+  tree_->tick();
+  return sessions_.end(session, *tree_);
 }
 
 std::int32_t Scheduler::available_pages() const noexcept {

@@ -29,6 +29,18 @@ bool SessionTable::resume(std::int64_t session) {
   return true;
 }
 
+bool SessionTable::end(std::int64_t session, RadixTree& tree) {
+  const auto entry = by_session_.find(session);
+  if (entry == by_session_.end()) return false;
+  Paused& held = std::get<Paused>(entry->second.request->state);
+  if (held.prefix.empty()) {
+    tree.retire(std::move(held.kept));
+  } else {
+    tree.retire(std::move(held.prefix));
+  }
+  return resume(session);
+}
+
 std::int32_t SessionTable::expire(std::int64_t now_us) {
   std::int32_t count = 0;
   while (!by_expiry_.empty() && by_expiry_.begin()->first <= now_us) {

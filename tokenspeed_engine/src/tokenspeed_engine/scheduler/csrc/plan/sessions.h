@@ -19,6 +19,8 @@ class SessionTable {
   void park(std::unique_ptr<Request> request, std::int32_t num_pages, std::int64_t expires_us, std::int32_t most_pages);
   // The next turn is here: releases what was kept. False when nothing was.
   bool resume(std::int64_t session);
+  // There will be no next turn: releases what was kept, and lets its pages go before all others. False when nothing was kept.
+  bool end(std::int64_t session, RadixTree& tree);
   // Releases all that is due at `now_us`. Returns how many.
   std::int32_t expire(std::int64_t now_us);
   // Of the sessions whose pages have copies on the host, lets the one that was parked first keep those alone. False when there is none.

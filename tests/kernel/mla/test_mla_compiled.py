@@ -32,7 +32,9 @@ def test_kernels_compile_and_fit(family: str, target: str, tmp_path: Path) -> No
         # 64 rows of 512 accumulators fill the registers of two groups of warps: Triton 3.6 (on the machines that run it) keeps them
         # there, 3.9 puts a few of each thread's addresses into memory.
         wide = target in ("sm_90", "sm_100") and name.startswith(("paged", "sparse")) and used["matrix"] != "mma.sync"
-        assert used["spills"] <= (320 if wide else 64), (name, used)
+        # Codes of packed rows are in registers, too: a few more addresses in memory on 3.9, a few numbers on AMD's.
+        spills = (448 if wide else 128 if target.startswith("gfx") else 64) if "packed" in name else 320 if wide else 64
+        assert used["spills"] <= spills, (name, used)
         assert used["shared"] <= SHARED_BYTES[target], (name, used)
         assert not used["tf32"], f"{name}: fp32 products must be IEEE"
         if name.startswith(("paged", "prefill", "sparse", "indexer")) and "fp32" not in name:

@@ -150,11 +150,14 @@ def latent_config(
 
 
 def packed_config(config: LatentConfig, facts: DeviceFacts) -> LatentConfig:
-    """The same for a cache of packed rows: codes become numbers in registers, which hold 32 keys at most."""
+    """The same for a cache of packed rows: codes become numbers in registers, which hold 32 keys at most, and fewer without
+    asynchronous products."""
     if config.chunk:
         return config
-    block_n = min(config.block_n, 32 if facts.major in (9, 10) else _MIN_DOT)
-    return replace(config, block_n=block_n, num_warps=max(8, config.num_warps), num_stages=min(config.num_stages, 2))
+    wide = facts.major in (9, 10)
+    block_m, block_n = (config.block_m, 32) if wide else (_MIN_DOT, _MIN_DOT)
+    block_n = min(config.block_n, block_n)
+    return replace(config, block_m=block_m, block_n=block_n, num_warps=8, num_stages=min(config.num_stages, 2))
 
 
 def prefill_config(

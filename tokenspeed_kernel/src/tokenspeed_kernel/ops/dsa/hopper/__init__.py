@@ -1,0 +1,1 @@
+"""Sparse attention kernels made for Hopper."""

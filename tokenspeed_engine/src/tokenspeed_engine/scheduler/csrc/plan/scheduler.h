@@ -99,6 +99,8 @@ class Scheduler {
   const SchedulerConfig& config() const noexcept { return config_; }
   SchedulerStats stats() const;
   OwnerSnapshot owners() const;
+  // Throws InvariantError where counts, places, the page table or the prefix cache disagree. Walks everything: for tests.
+  void check() const;
   // [max_num_seqs, max_pages_per_request], -1 where no page is.
   std::span<const std::int32_t> page_table() const noexcept { return page_table_; }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tokenspeed_kernel.ops.attention.hopper.prefill_specs import PREFILL_SPECS
 from tokenspeed_kernel.signature import Signature
 from tokenspeed_kernel.spec import Band, Capability, KernelSpec, Verified, VerifiedBy
 from tokenspeed_kernel.traits import OneOf, PowerOfTwo, Range
@@ -63,4 +64,5 @@ SPECS: Final = (
             Verified(VerifiedBy.COMPILED, "sm_90a", "Triton 3.6 and 3.9"),
         ),
     ),
+    *PREFILL_SPECS,
 )

@@ -1,34 +1,30 @@
-"""Latent decoding on a Hopper GPU: bf16, rows of 512 + 64, pages of 64 keys dealt at random.
+"""Latent decoding on a Hopper GPU: bf16 rows of 512 + 64, and packed rows of fp8, in pages of 64 keys dealt at random.
 
-Each shape has a row for the time that the device needs at least (its bytes at the read rate that is measured in the same run, or
-its products at 786 TFLOP/s, which a bf16 product of 8192 cubed reached on an H200), one for the portable Triton kernel, and one for
-each of FlashMLA and FlashInfer where they are installed. Times are of CUDA graph replays that walk through several layers' caches
-(random data, several times the L2 cache), per layer. Before a shape is timed its result is held against attention in float32, once
-as it is and once with a key that dominates: what is not right has no time.
+Our kernel for Hopper beside the portable Triton kernel, FlashMLA and FlashInfer; packed rows, by the kernel that selection takes,
+beside our own over bf16. Times are of CUDA graph replays that walk through several layers' caches (random data, several times
+the L2 cache), per layer. A result is held against attention in float32 once as it is and once with a key that dominates.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 
-from perf.graph_replay import timed_us
-from perf.harness import Benchmark, Context, Row
-from perf.hopper.bench import read_rate
+from perf.hopper.bench import Bench, as_benchmark, chosen
+from perf.hopper.rows import LIMIT, Error, Family, Goal, Peer, Result, Work
 from tokenspeed_kernel.ops import mla
+from tokenspeed_kernel.ops.mla.packed import row_bytes, unpack_rows
 
 _COLD_BYTES = 256 << 20
 """Several times the L2 cache of an H200 (50 MB)."""
 _WIDTH, _LATENT, _PAGE = 576, 512, 64
 _SCALE = 192**-0.5
-_FLOPS = 786e12
-_COSINE, _LSE_ERROR = 0.99999, 1e-3
 _OURS = "gluon"
 _PEERS = {"triton": "portable Triton", "flash_mla": "FlashMLA", "flashinfer": "FlashInfer"}
+_BF16 = "our bf16"
 _Calls = list[Callable[[], object]]
 
 
@@ -37,8 +33,9 @@ class Shape:
     """A batch of equal requests, or of lengths spread from 1024 to `num_keys`; what was promised for it.
 
     Attributes:
-        goal: times the faster of the peers.
+        goal: times the faster of the peers in `over`.
         share: of the limit.
+        packed: rows of fp8 with scales and bf16 rope.
     """
 
     num_requests: int
@@ -48,10 +45,12 @@ class Shape:
     spread: bool = False
     goal: float | None = None
     share: float | None = None
+    over: tuple[str, ...] = ("FlashMLA", "FlashInfer")
+    packed: bool = False
 
     def __str__(self) -> str:
         keys = f"kv1024..{self.num_keys}" if self.spread else f"kv{self.num_keys}"
-        return f"b{self.num_requests} {keys} s_q{self.q_len} h{self.num_heads}"
+        return f"b{self.num_requests} {keys} s_q{self.q_len} h{self.num_heads}{' fp8 latent' if self.packed else ''}"
 
     @property
     def lengths(self) -> list[int]:
@@ -64,7 +63,7 @@ class Shape:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the rows that are attended."""
-        return 2 * _WIDTH * sum(self.lengths)
+        return (row_bytes(_LATENT, _WIDTH - _LATENT) if self.packed else 2 * _WIDTH) * sum(self.lengths)
 
     @property
     def flops(self) -> float:
@@ -80,10 +79,12 @@ SHAPES = (
     Shape(1, 8192, goal=1.7),
     Shape(1, 1024, goal=1.7),
     Shape(16, 1024, goal=1.7),
-    Shape(128, 8192, goal=1.02, share=0.93),
-    Shape(64, 65536, spread=True, goal=1.02, share=0.93),
-    Shape(16, 8192, 4, 128, goal=1.0),
-    Shape(64, 8192, 4, 128, goal=1.0),
+    Shape(128, 8192, goal=1.02, share=0.93, over=("FlashMLA",)),
+    Shape(64, 65536, spread=True, goal=1.02, share=0.93, over=("FlashMLA",)),
+    Shape(16, 8192, 4, 128, goal=1.0, over=("FlashMLA",)),
+    Shape(64, 8192, 4, 128, goal=1.0, over=("FlashMLA",)),
+    Shape(64, 8192, goal=1.6, over=(_BF16,), packed=True),
+    Shape(1, 65536, goal=1.6, over=(_BF16,), packed=True),
 )
 
 
@@ -102,11 +103,19 @@ class Batch:
         size = (shape.num_requests, shape.q_len, shape.num_heads)
         self.q = torch.randn((*size, _WIDTH), dtype=torch.bfloat16, device="cuda")
         self.out = torch.empty((*size, _LATENT), dtype=torch.bfloat16, device="cuda")
-        cache = (sum(pages), _PAGE, _WIDTH)
-        self.caches = [torch.randn(cache, dtype=torch.bfloat16, device="cuda") for _ in range(layers)]
+        self.caches = [self._cache(sum(pages)) for _ in range(layers)]
         self.plan = mla.plan(self.table, self.lens, page_size=_PAGE, max_seqlen_q=shape.q_len, max_seqlen_k=max(shape.lengths))
 
-    def calls(self, solution: str) -> _Calls:
+    def _cache(self, num_pages: int) -> torch.Tensor:
+        rows = torch.randn((num_pages, _PAGE, _WIDTH), dtype=torch.bfloat16, device="cuda")
+        if not self.shape.packed:
+            return rows
+        packed = torch.empty((num_pages, _PAGE, row_bytes(_LATENT, _WIDTH - _LATENT)), dtype=torch.uint8, device="cuda")
+        flat = rows.flatten(0, 1)
+        mla.write_mla_cache(flat[:, :_LATENT], flat[:, _LATENT:], packed, torch.arange(len(flat), device="cuda"))
+        return packed
+
+    def calls(self, solution: str | None) -> _Calls:
         """Of the op, one for each layer, with one plan for all."""
         most = max(self.shape.lengths)
         return [
@@ -117,10 +126,10 @@ class Batch:
             for cache in self.caches
         ]  # fmt: skip
 
-    def error(self) -> str:
-        """What is wrong with our result; empty where it is right."""
+    def error(self) -> Error:
+        """How far our result is from attention in float32."""
         found = self._error(self.caches[0])
-        if found:
+        if self.shape.packed:
             return found
         cache = self.caches[0].clone()
         for request in {0, self.shape.num_requests - 1}:
@@ -128,56 +137,59 @@ class Batch:
             # Along the first query, and long: it takes nearly all the weight of that query.
             long = self.q[request, 0, 0] / self.q[request, 0, 0].float().norm() * math.sqrt(_WIDTH)
             cache[self.table[request, key // _PAGE].long(), key % _PAGE] = long.to(torch.bfloat16)
-        return self._error(cache)
+        return found.worst(self._error(cache))
 
-    def _error(self, cache: torch.Tensor) -> str:
+    def _error(self, cache: torch.Tensor) -> Error:
         most = max(self.shape.lengths)
         got, lse = mla.mla_decode(
             self.q, cache, self.table, self.lens, max_seqlen_k=most, softmax_scale=_SCALE, return_lse=True, plan=self.plan,
-            solution=_OURS,
+            solution=None if self.shape.packed else _OURS,
         )  # fmt: skip
+        found: Error | None = None
         for request in sorted({0, self.shape.num_requests // 2, self.shape.num_requests - 1}):
             length = self.shape.lengths[request]
             keys = torch.arange(length, device="cuda")
-            rows = cache[self.table[request].long()[keys // _PAGE], keys % _PAGE].float()
+            rows = cache[self.table[request].long()[keys // _PAGE], keys % _PAGE]
+            rows = unpack_rows(rows, _LATENT, torch.float32) if self.shape.packed else rows.float()
             logits = torch.einsum("shd,nd->shn", self.q[request].float(), rows) * _SCALE
             positions = length - self.shape.q_len + torch.arange(self.shape.q_len, device="cuda")
             logits.masked_fill_(keys > positions[:, None, None], -math.inf)
             want = torch.softmax(logits, -1) @ rows[:, :_LATENT]
-            cosine = float(F.cosine_similarity(got[request].double().flatten(), want.double().flatten(), dim=0))
-            error = float((lse[request] - torch.logsumexp(logits, -1)).abs().max())
-            if not (cosine > _COSINE and error < _LSE_ERROR):
-                return f"wrong: cosine {cosine:.7f}, LSE off by {error:.2g} at request {request}"
-        return ""
+            error = Error.of(got[request], want, lse[request], torch.logsumexp(logits, -1))
+            found = error if found is None else found.worst(error)
+        assert found is not None
+        return found
 
 
-def run(context: Context) -> Iterator[Row]:
-    """Yield the rows of each shape; without a Hopper GPU one row that says so."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        yield Row("latent decode on Hopper", None, None, "us", note="needs a GPU of compute capability 9.0; torch sees none")
-        return
-    rate = read_rate()
-    yield Row("read of 2 GiB", rate / 1e12, None, "TB/s")
-    repeats = 5 if context.quick else 20
-    for shape in SHAPES[4:6] if context.quick else SHAPES:
-        limit = max(shape.kv_bytes / rate, shape.flops / _FLOPS) * 1e6
-        batch = Batch(shape)
-        problem = batch.error()
-        if problem:
-            yield Row(str(shape), None, limit, "us", "limit", limit, False, note=problem)
-            continue
-        ours, problem = timed_us(batch.calls(_OURS), repeats)
-        yield Row(str(shape), ours, limit, "us", "limit of this run", limit, False, shape.share, problem)
-        for solution, name in _PEERS.items():
-            figure, problem = timed_us(batch.calls(solution), repeats)
-            goal = None if solution == "triton" else shape.goal
-            yield Row(str(shape), ours, figure, "us", name, limit, False, goal, problem)
-        del batch
-        torch.cuda.empty_cache()
+def work(shape: Shape) -> Work:
+    """Rows read once, queries read and results written; what was promised."""
+    queries = 2 * shape.num_requests * shape.q_len * shape.num_heads * (_WIDTH + _LATENT)
+    goals = [] if shape.goal is None else [Goal(shape.goal, shape.over)]
+    if shape.share is not None:
+        goals.append(Goal(shape.share, (LIMIT,)))
+    return Work(str(shape), shape.kv_bytes + queries, shape.flops, tuple(goals))
 
 
-BENCHMARK = Benchmark(
-    name="hopper.mla_decode",
-    summary="latent decoding against the device's limit, the portable kernel, FlashMLA and FlashInfer",
-    run=run,
+def measure(shape: Shape, bench: Bench) -> Result:
+    """Times of our kernel for Hopper, or of the one that is selected for packed rows, and of all peers."""
+    batch = Batch(shape)
+    error = batch.error()
+    if not shape.packed:
+        peers: dict[str, Peer] = {name: lambda which=which: batch.calls(which) for which, name in _PEERS.items()}
+        return bench.measured(work(shape), batch.calls(_OURS), peers, error=error, problem=error.problem(), solution=_OURS)
+    operands = {"q": batch.q, "kv_cache": batch.caches[0], "page_table": batch.table, "seq_lens": batch.lens}
+    solution = chosen(mla.mla_decode, **operands, max_seqlen_k=max(shape.lengths), softmax_scale=_SCALE)
+    other = {_BF16: lambda: Batch(replace(shape, packed=False)).calls(_OURS)}
+    # The products are of fp8 numbers times their scales, rounded to bf16: no more than that is lost to float32.
+    problem = error.problem(cosine=0.9999, lse=1e-2)
+    return bench.measured(work(shape), batch.calls(None), other, error=error, problem=problem, solution=solution)
+
+
+FAMILY = Family(
+    "mla_decode",
+    "latent decoding against the device's limit, the portable kernel, FlashMLA and FlashInfer",
+    SHAPES,
+    work,
+    measure,
 )
+BENCHMARK = as_benchmark(FAMILY)

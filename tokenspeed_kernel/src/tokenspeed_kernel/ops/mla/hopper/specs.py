@@ -60,6 +60,7 @@ SPECS: Final = (
         requires=("triton",),
         graph_safe=True,
         verified=(
+            Verified(VerifiedBy.SILICON, "H200 (sm_90)", "each number that of the two ops; a graph of chained launches only timed"),
             Verified(VerifiedBy.INTERPRETER, "x86-64"),
             Verified(VerifiedBy.COMPILED, "sm_90a", "Triton 3.6 and 3.9"),
         ),

@@ -66,6 +66,6 @@ SPECS: Final = (
         ),
         requires=("triton",),
         graph_safe=True,
-        verified=_VERIFIED[1:],  # not run on a GPU yet
+        verified=_VERIFIED,
     ),
 )

@@ -17,16 +17,18 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from tokenspeed_kernel.ops.mla.hopper.decode import SCORE_REGISTERS
 from tokenspeed_kernel.ops.mla.hopper.merge import latent_merge_kernel
-from tokenspeed_kernel.ops.mla.hopper.planner import MERGE_WARPS, LatentPlan, plan_latent
+from tokenspeed_kernel.ops.mla.hopper.planner import FEW_ROWS, MERGE_WARPS, LatentPlan, plan_latent
 from tokenspeed_kernel.ops.mla.hopper.stream import latent_stream_kernel
+from tokenspeed_kernel.ops.mla.hopper.wide import latent_wide_kernel
 
 PROCESSORS = 132
 LAYOUT = repr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 TYPES = {
-    **dict.fromkeys(("q_ptr", "out_ptr"), "*bf16"),
-    **dict.fromkeys(("lse_ptr", "parts_ptr", "stats_ptr"), "*fp32"),
-    **dict.fromkeys(("pages_ptr", "lengths_ptr"), "*i32"),
+    **dict.fromkeys(("q_ptr", "out_ptr", "parts_ptr"), "*bf16"),
+    **dict.fromkeys(("lse_ptr", "stats_ptr"), "*fp32"),
+    **dict.fromkeys(("pages_ptr", "lengths_ptr", "notes_ptr"), "*i32"),
     "latent_desc": f"tensordesc<bf16[64, 512],{LAYOUT}>",
     "rope_desc": f"tensordesc<bf16[64, 64],{LAYOUT}>",
     "scale": "fp32",
@@ -57,6 +59,7 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], num_warps: int) -> di
     machine = compiled.asm["sass"].splitlines()
     products = [place for place, line in enumerate(machine) if "HGMMA" in line]
     return {
+        "old": triton.__version__.startswith("3.6."),
         "registers": int(found[1]),
         "stack": int(found[2]),
         "shared": compiled.metadata.shared,
@@ -73,29 +76,28 @@ def _counts(found: list[str]) -> dict[str, int]:
     return {name: found.count(name) for name in sorted(set(found))}
 
 
-def stream_constants(plan: LatentPlan, num_heads: int, *, reqs: int, lse: bool) -> dict[str, Any]:
-    """Compile-time constants of the kernel that attends."""
-    return {"REQS": reqs, "HEADS": num_heads, "ROWS": plan.rows, "SWAP": plan.swap, "CAUSAL": True, "LSE": lse}
-
-
-def merge_constants(plan: LatentPlan, num_heads: int, *, reqs: int, lse: bool) -> dict[str, Any]:
+def merge_constants(plan: LatentPlan, *, lse: bool) -> dict[str, Any]:
     """Compile-time constants of the kernel that merges."""
-    constants = {"REQS": reqs, "HEADS": num_heads, "ROWS": plan.rows, "ONE_ROW": plan.one_row, "PARTS": plan.parts}
-    return {**constants, "SLICE": plan.merge_slice, "LSE": lse}
+    constants = {"HEADS": 16, "ROWS": plan.rows, "TAKEN": plan.merge_rows, "PARTS": plan.merge_parts, "SLICE": plan.merge_slice}
+    return {**constants, "LSE": lse}
 
 
 if __name__ == "__main__":
     report = {}
     for name, num_reqs, query_rows, max_tiles, lse in (
         ("b1 16 rows", 1, 16, 1024, False),
-        ("b1 64 rows", 1, 64, 1024, False),
-        ("b4 64 rows", 4, 64, 1024, True),
+        ("b16 16 rows", 16, 16, 16, True),
         ("b128 16 rows", 128, 16, 128, True),
+        ("b1 64 rows", 1, 64, 1024, False),
+        ("b64 512 rows", 64, 512, 128, True),
     ):
         plan = plan_latent(num_reqs, query_rows, max_tiles, PROCESSORS)
-        reqs = {1: 1, 4: 8, 128: 512}[num_reqs]
-        stream = stream_constants(plan, 16, reqs=reqs, lse=lse)
-        report[f"stream {name}"] = compile_kernel(latent_stream_kernel, stream, plan.num_warps)
-        merge = merge_constants(plan, 16, reqs=reqs, lse=lse)
-        report[f"merge {name}"] = compile_kernel(latent_merge_kernel, merge, MERGE_WARPS)
+        reqs = {1: 1, 16: 64, 64: 64, 128: 512}[num_reqs]
+        common = {"REQS": reqs, "HEADS": 16, "CAUSAL": True, "LSE": lse, "BY_REQUEST": plan.by_request}
+        if plan.rows == FEW_ROWS:
+            report[f"stream {name}"] = compile_kernel(latent_stream_kernel, {**common, "ROWS": plan.rows}, 4)
+        else:
+            wide = {**common, "SCORE_REGS": SCORE_REGISTERS}
+            report[f"wide {name}"] = compile_kernel(latent_wide_kernel, wide, 8)
+        report[f"merge {name}"] = compile_kernel(latent_merge_kernel, merge_constants(plan, lse=lse), MERGE_WARPS)
     print(json.dumps(report))

@@ -14,6 +14,8 @@ PROGRAM = Path(__file__).parent / "compile_hopper.py"
 BLOCK_SHARED_BYTES = 232448
 """Of one block on sm_90. Source: CUDA programming guide, "Compute Capabilities"."""
 
+WIDE = {"m64n128k16": 8, "m64n64k16": 36}
+
 
 def test_machine_code(tmp_path: Path) -> None:
     pytest.importorskip("triton.experimental.gluon", reason="needs a Triton with Gluon", exc_type=ImportError)
@@ -21,23 +23,19 @@ def test_machine_code(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])
-    assert len(report) == 8
+    assert len(report) == 10
     for name, used in report.items():
         assert used["shared"] <= BLOCK_SHARED_BYTES, (name, used)
         if name.startswith("merge"):
             assert used["stack"] == 0, (name, used)
-            assert used["registers"] <= 128, (name, used)  # two programs of 8 warps on a processor
+            assert used["registers"] <= 168, (name, used)  # three programs of 4 warps on a processor
             continue
-        few = name.endswith("16 rows")
-        # The scores are 36 products of depth 16, the values 4 for each 64 rows of the result and 256 of its columns.
-        expected = {
-            "stream b1 64 rows": {"m64n32k16": 36, "m64n256k16": 4},
-            "stream b4 64 rows": {"m64n32k16": 36, "m64n64k16": 16},
-        }
-        assert used["products"] == expected.get(name, {"m64n16k16": 36 + 32}), (name, used)
+        # Scores: 36 products of depth 16. Values: depth 64 for each 64 latent elements; or depth 64 for twice 128 of two groups.
+        wide = name.startswith("wide")
+        assert used["products"] == (WIDE if wide else {"m64n16k16": 36 + 32}), (name, used)
         assert used["waits"] <= 2, (name, used)
         assert used["bulk_copies"] >= 1, (name, used)
         assert used["register_exchange"] >= 2, (name, used)
-        # With 64 rows Triton 3.9 keeps a few addresses of each thread in memory, which the loop reads and does not write.
-        assert used["stack"] <= (0 if few else 128), (name, used)
-        assert used["stores_to_stack_in_loop"] == 0, (name, used)
+        # Nothing with Triton 3.6, on the machines that run it; 3.9 keeps some addresses of each thread of `wide` in memory.
+        assert used["stack"] <= (192 if wide and not used["old"] else 0), (name, used)
+        assert used["stores_to_stack_in_loop"] <= (48 if wide and not used["old"] else 0), (name, used)

@@ -17,15 +17,20 @@ VENDORS = ("flash_mla", "flashinfer")
     ("platform", "cache", "changes", "vendors", "expected"),
     [
         ("sm_90", "bf16", {"single_block": True}, True, "gluon_mla_decode_sm90"),
-        ("sm_90", "bf16", {"single_block": True}, False, "gluon_mla_decode_sm90"),
-        ("sm_90", "bf16", {"single_block": True, "return_lse": True, "causal": False}, True, "gluon_mla_decode_sm90"),
-        ("sm_90", "bf16", {"single_block": False}, True, "flash_mla_decode_sm90"),
-        ("sm_90", "bf16", {"single_block": False}, False, "gluon_mla_decode_batch_sm90"),
-        ("sm_90", "fp16", {"single_block": True}, False, "triton_mla_decode"),
-        ("sm_90", "bf16", {"single_block": True, "page_size": 16}, False, "triton_mla_decode"),
-        ("sm_90", "bf16", {"single_block": True, "latent_dim": 448}, False, "triton_mla_decode"),
-        ("sm_100", "bf16", {"single_block": True}, False, "triton_mla_decode"),
-        ("sm_80", "bf16", {"single_block": True}, False, "triton_mla_decode"),
+        ("sm_90", "bf16", {}, True, "gluon_mla_decode_sm90"),
+        ("sm_90", "bf16", {"return_lse": True, "causal": False}, False, "gluon_mla_decode_sm90"),
+        ("sm_90", "bf16", {"single_block": True, "few_rows": False}, True, "gluon_mla_decode_wide_sm90"),
+        ("sm_90", "bf16", {"few_rows": False}, True, "flash_mla_decode_sm90"),
+        ("sm_90", "bf16", {"few_rows": False}, False, "gluon_mla_decode_batch_sm90"),
+        ("sm_90", "uint8", {}, True, "triton_mla_decode"),
+        ("sm_90", "uint8", {"few_rows": False}, True, "triton_mla_decode"),
+        ("sm_90", "uint8", {"page_size": 16}, True, "triton_mla_decode"),
+        ("sm_90", "fp16", {}, False, "triton_mla_decode"),
+        ("sm_90", "bf16", {"page_size": 16}, False, "triton_mla_decode"),
+        ("sm_90", "bf16", {"latent_dim": 448}, False, "triton_mla_decode"),
+        ("sm_100", "bf16", {}, False, "triton_mla_decode"),
+        ("sm_100", "uint8", {}, False, "triton_mla_decode"),
+        ("sm_80", "bf16", {}, False, "triton_mla_decode"),
     ],
 )
 def test_chosen(
@@ -34,7 +39,8 @@ def test_chosen(
     monkeypatch.setattr(
         selection, "library_problem", lambda library: None if vendors or library.module not in VENDORS else "not installed"
     )
-    traits = {"latent_dim": 512, "rope_dim": 64, "page_size": 64, "causal": True, "return_lse": False, **changes}
-    signature = Signature.of(q=cache, kv_cache=cache)
+    traits = {"latent_dim": 512, "rope_dim": 64, "page_size": 64, "causal": True, "return_lse": False}
+    traits |= {"single_block": False, "few_rows": True, **changes}
+    signature = Signature.of(q="bf16" if cache == "uint8" else cache, kv_cache=cache)
     request = Request("mla.mla_decode", parse_platform(platform), signature=signature, traits=traits)
     assert selection.select(collect_builtin().freeze(), request).name == expected

@@ -14,6 +14,7 @@ _ROPE_DIM: Final = Trait("rope_dim", "elements of a cached row that are key alon
 _PAGE_SIZE: Final = Trait("page_size", "tokens in a page of the cache")
 _CAUSAL: Final = Trait("causal", "queries see no later key", default=True)
 _SINGLE_BLOCK: Final = Trait("single_block", "one request of at most 64 rows, queries times heads")
+_FEW_ROWS: Final = Trait("few_rows", "at most 16 rows a request, queries times heads")
 _LSE: Final = Trait("return_lse", "the log of the softmax's denominator is returned too", default=False)
 
 MLA_DECODE: Final = OpContract(
@@ -23,7 +24,7 @@ MLA_DECODE: Final = OpContract(
         *("q", "kv_cache", "page_table", "seq_lens", "max_seqlen_k", "softmax_scale", "latent_dim", "causal"),
         *("return_lse", "out", "plan"),
     ),
-    traits=(_LATENT_DIM, _ROPE_DIM, _PAGE_SIZE, _CAUSAL, _LSE, _SINGLE_BLOCK),
+    traits=(_LATENT_DIM, _ROPE_DIM, _PAGE_SIZE, _CAUSAL, _LSE, _SINGLE_BLOCK, _FEW_ROWS),
     summary="attention of each request's newest queries, as many for each, to its paged latent cache",
     by_position=True,
 )

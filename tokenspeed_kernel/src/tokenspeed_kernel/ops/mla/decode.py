@@ -164,8 +164,9 @@ def mla_decode(
                 ):
                     check_table(MLA_DECODE.name, q, page_size, page_table, seq_lens, num_reqs, max_seqlen_k, plan)
             check_latent(MLA_DECODE.name, q, kv_cache, latent_dim, "num_reqs, q_len")
-            single_block = num_reqs == 1 and q_len * num_heads <= 64
-            traits = (latent_dim, width - latent_dim, page_size, causal, return_lse, single_block)
+            query_rows = q_len * num_heads
+            single_block, few_rows = num_reqs == 1 and query_rows <= 64, query_rows <= 16
+            traits = (latent_dim, width - latent_dim, page_size, causal, return_lse, single_block, few_rows)
             kernel = _DECODE.kernel(device, (dtype, cache_dtype), traits, solution)
             _DECODE.remember(key, kernel, *operands)
         attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = kernel(

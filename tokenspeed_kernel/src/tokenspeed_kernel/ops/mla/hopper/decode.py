@@ -1,9 +1,10 @@
-"""Launcher of latent decoding on Hopper; what the programs do is in `stream` and `merge`, who takes what in `planner`."""
+"""Launcher of latent decoding on Hopper; what the programs do is in `stream`, `wide` and `merge`, who takes what in `planner`."""
 
 from __future__ import annotations
 
 import functools
 import math
+from typing import Any, Final
 
 import torch
 from triton.experimental.gluon import language as gl
@@ -11,16 +12,19 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tokenspeed_kernel.ops.attention.plan import AttentionPlan
 from tokenspeed_kernel.ops.mla.hopper.merge import latent_merge_kernel
-from tokenspeed_kernel.ops.mla.hopper.planner import LATENT_DIM, MERGE_WARPS, PAGE_SIZE, LatentPlan, plan_latent
+from tokenspeed_kernel.ops.mla.hopper.planner import FEW_ROWS, LATENT_DIM, MERGE_WARPS, PAGE_SIZE, LatentPlan, plan_latent
 from tokenspeed_kernel.ops.mla.hopper.stream import latent_stream_kernel
+from tokenspeed_kernel.ops.mla.hopper.wide import latent_wide_kernel
 from tokenspeed_kernel.ops.mla.triton import paged
 
-__all__ = ["mla_decode"]
+__all__ = ["SCORE_REGISTERS", "launch", "mla_decode", "work_space"]
 
-_LOG2E = 1.4426950408889634
-_ROPE_DIM = 64
-_SWIZZLED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-_WorkSpace = tuple[torch.Tensor, torch.Tensor]
+_LOG2E: Final = 1.4426950408889634
+_ROPE_DIM: Final = 64
+SCORE_REGISTERS: Final = 104
+"""Of each thread that computes scores in `wide`: what it needs, so that most are left for the results."""
+_SWIZZLED: Final = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+_WorkSpace = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def mla_decode(
@@ -57,9 +61,9 @@ def mla_decode(
     stream = _planned(num_reqs, q_len * num_heads, -(-max_seqlen_k // PAGE_SIZE), q.device)
     # All layers of a step may share one work space: each layer's parts are merged before the next begins.
     if plan is None:
-        space = _work_space(stream, q.device)
+        space = work_space(stream, q.device)
     else:
-        space = plan.prepared(("hopper_mla_decode", stream), lambda: _work_space(stream, q.device))
+        space = plan.prepared(("hopper_mla_decode", stream), lambda: work_space(stream, q.device))
     launch(stream, space, q, kv_cache, page_table, seq_lens, softmax_scale, causal, out, lse)
     return out if lse is None else (out, lse)
 
@@ -80,7 +84,7 @@ def launch(
 
     Args:
         stream: from `plan_latent`, for this batch.
-        space: parts, and their maxima and denominators.
+        space: parts, their maxima and denominators, and notes of which there are.
         q, kv_cache, page_table, seq_lens, softmax_scale, causal, out: of the op; neither is empty.
         lse: [num_reqs, q_len, num_heads] float32, contiguous, written where given.
     """
@@ -89,27 +93,32 @@ def launch(
     page_row, row = kv_cache.stride()[:2]
     if page_table.stride(1) != 1:
         page_table = page_table.contiguous()
-    seq_lens, max_pages = seq_lens.contiguous(), page_table.shape[1]
+    seq_lens = seq_lens.contiguous()
     page_rows = page_row // row if num_pages > 1 else PAGE_SIZE
-    shape, strides = [(num_pages - 1) * page_rows + PAGE_SIZE, LATENT_DIM + _ROPE_DIM], [row, 1]
+    num_rows = (num_pages - 1) * page_rows + PAGE_SIZE
+    parts, stats, notes = space
+    lse_or_any = stats if lse is None else lse  # a tensor that is not used still needs an address
+    arguments = (
+        q, out, lse_or_any, page_table, seq_lens, parts, stats, notes,
+        num_reqs, num_pages, page_table.shape[1], q_len, float(softmax_scale) * _LOG2E,
+        *q.stride()[:3], *out.stride()[:3], page_table.stride(0), page_rows,
+    )  # fmt: skip
+    constants: dict[str, Any] = {
+        "REQS": _bucket(num_reqs), "HEADS": num_heads, "CAUSAL": causal, "LSE": lse is not None, "BY_REQUEST": stream.by_request,
+    }  # fmt: skip
+    shape, strides = [num_rows, LATENT_DIM + _ROPE_DIM], [row, 1]
     latent = TensorDescriptor(kv_cache, shape, strides, [PAGE_SIZE, LATENT_DIM], _SWIZZLED)
     rope = TensorDescriptor(kv_cache, shape, strides, [PAGE_SIZE, _ROPE_DIM], _SWIZZLED)
-    parts, stats = space
-    lse_or_any = stats if lse is None else lse  # a tensor that is not used still needs an address
-    reqs = _bucket(num_reqs)
-    latent_stream_kernel[(stream.programs,)](
-        latent, rope, q, out, lse_or_any, page_table, seq_lens, parts, stats,
-        num_reqs, num_pages, max_pages, q_len, float(softmax_scale) * _LOG2E,
-        *q.stride()[:3], *out.stride()[:3], page_table.stride(0), page_rows,
-        REQS=reqs, HEADS=num_heads, ROWS=stream.rows, SWAP=stream.swap, CAUSAL=causal, LSE=lse is not None,
-        num_warps=stream.num_warps,
-    )  # fmt: skip
-    if stream.programs > 1:
-        units = num_reqs * (q_len * num_heads if stream.one_row else stream.blocks)
-        latent_merge_kernel[(units, LATENT_DIM // stream.merge_slice)](
-            out, lse_or_any, seq_lens, parts, stats, num_reqs, max_pages, q_len, stream.programs, *out.stride()[:3],
-            REQS=reqs, HEADS=num_heads, ROWS=stream.rows, ONE_ROW=stream.one_row, PARTS=stream.parts, SLICE=stream.merge_slice,
-            LSE=lse is not None, num_warps=MERGE_WARPS,
+    if stream.rows == FEW_ROWS:
+        latent_stream_kernel[(stream.programs,)](latent, rope, *arguments, **constants, ROWS=stream.rows, num_warps=4)
+    else:
+        latent_wide_kernel[(stream.programs,)](latent, rope, *arguments, **constants, SCORE_REGS=SCORE_REGISTERS, num_warps=8)
+    if stream.groups > 1:
+        grid = (stream.notes * (stream.rows // stream.merge_rows), LATENT_DIM // stream.merge_slice)
+        latent_merge_kernel[grid](
+            out, lse_or_any, notes, parts, stats, q_len, *out.stride()[:3], HEADS=num_heads, ROWS=stream.rows,
+            TAKEN=stream.merge_rows, PARTS=stream.merge_parts, SLICE=stream.merge_slice, LSE=lse is not None,
+            num_warps=MERGE_WARPS,
         )  # fmt: skip
 
 
@@ -124,12 +133,13 @@ def _planned(num_reqs: int, query_rows: int, max_tiles: int, device: torch.devic
     return plan_latent(num_reqs, query_rows, max_tiles, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _work_space(stream: LatentPlan, device: torch.device) -> _WorkSpace:
-    """Two parts for each program, and their maxima and denominators."""
+def work_space(stream: LatentPlan, device: torch.device) -> _WorkSpace:
+    """Two parts for each program, their maxima and denominators, and the notes."""
     rows = 2 * stream.programs * stream.rows
     return (
-        torch.empty((rows, LATENT_DIM), dtype=torch.float32, device=device),
+        torch.empty((rows, LATENT_DIM), dtype=torch.bfloat16, device=device),
         torch.empty((rows, 2), dtype=torch.float32, device=device),
+        torch.empty((stream.notes, 4), dtype=torch.int32, device=device),
     )
 
 

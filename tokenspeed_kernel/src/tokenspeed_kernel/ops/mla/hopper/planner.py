@@ -1,12 +1,16 @@
-"""How latent decoding shares its work on Hopper: plain arithmetic, of which `stream` repeats on the device what needs the lengths.
+"""How latent decoding shares its work on Hopper: plain arithmetic, of which `shares` repeats on the device what needs the lengths.
 
 Lengths are on the device and change between replays of a graph. So the host decides only what the batch's size and the model allow
 to decide (`plan_latent`): how many programs there are, how rows lie in a tile, and how parts are merged. Which tiles a program
 takes follows from the lengths: `shares` says it here, for tests and for readers.
 
+Rows of a request that do not fit into one block are taken by as many programs beside each other, a group, that read the same keys
+at the same time: the second one finds them in the L2 cache. One block after the other had read 8 times 9 MB a request from memory.
+
 Floor of one call (what no kernel can undercut), for requests of L_i keys, s queries each and H heads: 1152 sum(L_i) bytes of bf16
-rows of 576, and 2 (576 + 512) s H sum(L_i) floating-point operations. An H200 reads 4.6 TB/s and multiplies 786 TFLOP/s, 171
-operations a byte: at s H = 16 a call needs 30, at 64 it needs 121, and bytes count alone; from s H = 91 on it is the products.
+rows of 576, and 2 (576 + 512) s H sum(L_i) floating-point operations. An H200 reads 4.6 TB/s and multiplies
+786 TFLOP/s, 171 operations a byte: at s H = 16 a call needs 30, at 64 it needs 121, and bytes count alone; from s H = 91 on it is
+the products.
 """
 
 from __future__ import annotations
@@ -15,13 +19,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 __all__ = [
+    "FEW_ROWS",
     "LATENT_DIM",
+    "MANY_ROWS",
     "MERGE_WARPS",
     "PAGE_SIZE",
     "LatentPlan",
     "Share",
     "begin_of",
     "item_tiles",
+    "num_sharers",
     "owner_of",
     "plan_latent",
     "shares",
@@ -31,12 +38,14 @@ PAGE_SIZE = 64
 """Keys of a tile."""
 LATENT_DIM = 512
 """Elements of a result's row."""
-_MOST_PROGRAMS = 256
-"""Parts of one row that a program of `merge` takes, at most."""
-_MERGED_ELEMENTS = 32 * 32 * 8
-"""Elements that a program of `merge` holds: 32 registers of each of its threads."""
-MERGE_WARPS = 8
+FEW_ROWS = 16
+"""Rows of a block that lie along the columns of the matrix instruction."""
+MANY_ROWS = 64
+"""Rows of a block of the other kind."""
+MERGE_WARPS = 4
 """Warps of a program of `merge`."""
+_MERGED_ELEMENTS = 64 * 32 * MERGE_WARPS
+"""Elements that a program of `merge` holds: 64 registers of each of its threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +53,29 @@ class LatentPlan:
     """What the launcher needs to know.
 
     Attributes:
-        programs: programs that attend, one on each processor.
+        programs: programs that attend, at most one on each processor unless there are more blocks: groups of `blocks`.
         rows: rows of a block: queries times heads of one request.
         blocks: blocks of each request, all of which read its keys.
-        swap: rows lie along the columns of the matrix instruction.
-        num_warps: of a program.
-        one_row: a program of the merge takes all parts of one row; otherwise of a block, one after the other.
-        parts: parts of a row for which there is room, or the rows of a block.
-        merge_slice: latent elements that a program of the merge takes.
+        notes: blocks of rows or programs for which the merge gets a note.
+        by_request: a note is for a block of rows of a request; otherwise for a program.
+        merge_rows: rows that a program of the merge takes.
+        merge_parts: parts that it takes at once.
+        merge_slice: latent elements that it takes.
     """
 
     programs: int
     rows: int
     blocks: int
-    swap: bool
-    num_warps: int
-    one_row: bool
-    parts: int
+    notes: int
+    by_request: bool
+    merge_rows: int
+    merge_parts: int
     merge_slice: int
+
+    @property
+    def groups(self) -> int:
+        """Programs that have keys of their own."""
+        return self.programs // self.blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +108,21 @@ def plan_latent(num_reqs: int, query_rows: int, max_tiles: int, num_processors: 
     Returns:
         The plan, a function of the arguments alone.
     """
-    few = query_rows <= 16
-    rows, num_warps = (16, 4) if few else (64, 8)
+    rows = FEW_ROWS if query_rows <= FEW_ROWS else MANY_ROWS
     blocks = -(-query_rows // rows)
-    items = num_reqs * blocks
-    # Measured on an H200 with 64 rows: alone, or with more blocks, they are faster along the rows (perf/baselines/h200).
-    swap = few or (blocks == 1 and num_reqs > 1)
-    programs = min(num_processors, _MOST_PROGRAMS, items * max(1, max_tiles))
-    # Programs that share a block of the usual length; it may begin and end within one's tiles.
-    most_parts = -(-programs // items) + 1
-    one_row = programs > 3 * items
-    parts = 1 << (most_parts - 1).bit_length() if one_row else rows
-    merge_slice = max(32, min(LATENT_DIM, _MERGED_ELEMENTS // parts))
-    return LatentPlan(programs, rows, blocks, swap, num_warps, one_row, parts, merge_slice)
+    groups = max(1, min(num_processors // blocks, num_reqs * max(1, max_tiles)))
+    programs, items = groups * blocks, num_reqs * blocks
+    by_request = items <= 2 * programs
+    # Groups that share a request if all are as long as can be; one more where their borders do not fall on those of the requests.
+    sharers = num_sharers(groups, num_reqs * max(1, max_tiles))
+    most = -(-sharers // num_reqs) + (sharers % num_reqs > 0)
+    # Few parts: several rows together, each part's loads on their way at once. Many: one row, all of its parts at once.
+    merge_rows = rows // 4 if most <= 4 else 1
+    merge_parts = max(2, min(128, 1 << (most - 1).bit_length()))
+    merge_slice = max(64, min(LATENT_DIM, _MERGED_ELEMENTS // merge_parts // merge_rows))
+    return LatentPlan(
+        programs, rows, blocks, items if by_request else programs, by_request, merge_rows, merge_parts, merge_slice
+    )  # fmt: skip
 
 
 def item_tiles(length: int, max_keys: int) -> int:
@@ -114,31 +130,40 @@ def item_tiles(length: int, max_keys: int) -> int:
     return max(1, -(-min(length, max_keys) // PAGE_SIZE))
 
 
+def num_sharers(groups: int, total: int) -> int:
+    """Groups that get tiles: up to a tenth fewer where that leaves the longest share as it is; parts of fewer are merged."""
+    groups = min(groups, total)
+    fewer = -(-total // -(-total // groups))
+    return fewer if 10 * fewer >= 9 * groups else groups
+
+
 def shares(plan: LatentPlan, lengths: Sequence[int], *, max_keys: int) -> Iterator[Share]:
-    """Yield who takes what, program after program: the same arithmetic as in `stream`."""
+    """Yield who takes what, program after program: the same arithmetic as on the device."""
     tiles = [item_tiles(length, max_keys) for length in lengths]
-    items = [(request, block, count) for request, count in enumerate(tiles) for block in range(plan.blocks)]
-    total = sum(count for _, _, count in items)
-    programs = min(plan.programs, total)
-    item, item_start = 0, 0
-    for program in range(programs):
-        at, end = begin_of(program, programs, total), begin_of(program + 1, programs, total)
+    total = sum(tiles)
+    groups = num_sharers(plan.groups, total)
+    for program in range(groups * plan.blocks):
+        group, block = divmod(program, plan.blocks)
+        at, end = begin_of(group, groups, total), begin_of(group + 1, groups, total)
+        request, start = 0, 0
+        while start + tiles[request] <= at:
+            start += tiles[request]
+            request += 1
         while at < end:
-            request, block, count = items[item]
-            taken = min(item_start + count, end) - at
-            yield Share(program, request, block, at - item_start, taken, taken == count)
+            taken = min(start + tiles[request], end) - at
+            yield Share(program, request, block, at - start, taken, taken == tiles[request])
             at += taken
-            if at == item_start + count:
-                item, item_start = item + 1, item_start + count
+            start += tiles[request]
+            request += 1
 
 
-def begin_of(program: int, programs: int, total: int) -> int:
-    """First tile of a program: the first total % programs ones take a tile more than the others."""
-    return program * (total // programs) + min(program, total % programs)
+def begin_of(group: int, groups: int, total: int) -> int:
+    """First tile of a group: the first total % groups ones take a tile more than the others."""
+    return group * (total // groups) + min(group, total % groups)
 
 
-def owner_of(tile: int, programs: int, total: int) -> int:
-    """The program that has a tile. There are at least as many tiles as programs, so none is without."""
-    each, longer = divmod(total, programs)
+def owner_of(tile: int, groups: int, total: int) -> int:
+    """The group that has a tile. There are at least as many tiles as groups, so none is without."""
+    each, longer = divmod(total, groups)
     border = longer * (each + 1)
     return tile // (each + 1) if tile < border else longer + (tile - border) // each

@@ -14,7 +14,7 @@ __all__ = ["SPECS"]
 _BOTH: Final = OneOf(False, True)
 
 
-def _decode(name: str, band: Band, priority: int, *, single_block: bool) -> KernelSpec:
+def _decode(name: str, band: Band, priority: int, *, single_block: OneOf = _BOTH, few_rows: bool) -> KernelSpec:
     return KernelSpec(
         op="mla.mla_decode",
         name=name,
@@ -28,24 +28,25 @@ def _decode(name: str, band: Band, priority: int, *, single_block: bool) -> Kern
             "latent_dim": OneOf(512),
             "rope_dim": OneOf(64),
             "page_size": OneOf(64),
-            "single_block": OneOf(single_block),
+            "single_block": single_block,
+            "few_rows": OneOf(few_rows),
             "causal": _BOTH,
             "return_lse": _BOTH,
         },
         requires=("triton",),
         graph_safe=True,
         verified=(
-            Verified(VerifiedBy.SILICON, "H200 (sm_90)", "ragged batches, Triton 3.6; not yet a graph with other lengths"),
+            Verified(VerifiedBy.SILICON, "H200 (sm_90)", "ragged batches, graphs with other lengths, Triton 3.6"),
             Verified(VerifiedBy.COMPILED, "sm_90a", "Triton 3.6 and 3.9: wgmma, bulk copies; nothing stored to memory in the loop"),
         ),
     )
 
 
-# Measured on an H200 (perf/baselines/h200/hopper.mla_decode.txt). One request: 1.4 to 2.2 times FlashMLA. More of them: FlashMLA is
-# ahead or even, the portable kernel behind (1.2 to 4.4 times), but for 16 requests of 1024 keys (0.8).
+# Measured on an H200 (perf/baselines/h200/hopper.mla_decode.txt).
 SPECS: Final = (
-    _decode("gluon_mla_decode_sm90", Band.SPECIALIZED, 0, single_block=True),
-    _decode("gluon_mla_decode_batch_sm90", Band.PORTABLE, 1, single_block=False),
+    _decode("gluon_mla_decode_sm90", Band.SPECIALIZED, 0, few_rows=True),
+    _decode("gluon_mla_decode_wide_sm90", Band.SPECIALIZED, 0, single_block=OneOf(True), few_rows=False),
+    _decode("gluon_mla_decode_batch_sm90", Band.PORTABLE, 1, single_block=OneOf(False), few_rows=False),
     KernelSpec(
         op="mla.rope_write_mla",
         name="hopper_rope_write_mla",

@@ -23,11 +23,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tokenspeed_kernel.ops.mla.hopper.gluon_names import block_barrier, load_tile
+from tokenspeed_kernel.ops.mla.hopper.shares import (
+    begin_of,
+    exp_base,
+    next_page,
+    note_parts,
+    num_sharers,
+    request_of,
+    request_tiles,
+)
 
-__all__ = ["begin_of", "exp_base", "latent_stream_kernel", "owner_of", "request_tiles"]
+__all__ = ["latent_stream_kernel"]
 
 _LN2 = gl.constexpr(0.6931471805599453)
-_NO_TILE = gl.constexpr(2**30)
 _PAGE = gl.constexpr(64)
 _LATENT = gl.constexpr(512)
 _ROPE = gl.constexpr(64)
@@ -35,69 +43,8 @@ _STAGES = gl.constexpr(2)  # pages in shared memory: one is multiplied while the
 
 
 @gluon.jit
-def _plus(a, b):
-    return a + b
-
-
-@gluon.jit
-def exp_base(top):
-    """What is subtracted from logits: their maximum, or 0 where nothing was seen, because -inf - -inf is NaN."""
-    return gl.where(top == float("-inf"), 0.0, top)
-
-
-@gluon.jit
-def request_tiles(lengths_ptr, num_reqs, max_pages, REQS: gl.constexpr):
-    """Running sum of the requests' tiles. Every request has at least one, so that one without keys gets its result too."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    reqs = gl.arange(0, REQS, layout)
-    lengths = gl.load(lengths_ptr + reqs, mask=reqs < num_reqs, other=0)
-    tiles = gl.maximum((gl.minimum(lengths, max_pages * _PAGE) + _PAGE - 1) // _PAGE, 1)
-    return gl.associative_scan(gl.where(reqs < num_reqs, tiles, 0), 0, _plus)
-
-
-@gluon.jit
-def _request_of(ends, tile):
-    """(request, its first tile, its number of tiles) of a tile in units of one block of rows."""
-    before = ends <= tile
-    request = gl.sum(before.to(gl.int32), 0)
-    first = gl.max(gl.where(before, ends, 0), 0)
-    return request, first, gl.min(gl.where(before, _NO_TILE, ends), 0) - first
-
-
-@gluon.jit
-def begin_of(program, programs, num_tiles):
-    """First tile of a program: the first num_tiles % programs ones take a tile more than the others."""
-    return gl.minimum(program * (num_tiles // programs) + gl.minimum(program, num_tiles % programs), num_tiles)
-
-
-@gluon.jit
-def owner_of(tile, programs, num_tiles):
-    """The program that has a tile."""
-    each = num_tiles // programs
-    longer = num_tiles % programs
-    border = longer * (each + 1)
-    return gl.where(tile < border, tile // (each + 1), longer + (tile - border) // each)
-
-
-@gluon.jit
-def _next_page(pages_ptr, lengths_ptr, num_reqs, max_pages, pages_row, blocks, request, block, tile, num_pages):
-    """(page of the tile that the cursor is at, and the cursor behind it): it runs ahead of the products, over all requests."""
-    page = gl.load(pages_ptr + request.to(gl.int64) * pages_row + tile, mask=tile < num_pages, other=-1)
-    tile += 1
-    if tile >= num_pages:
-        tile = tile * 0
-        block += 1
-        if block == blocks:
-            block = block * 0
-            request += 1
-            length = gl.load(lengths_ptr + request, mask=request < num_reqs, other=0)
-            num_pages = (gl.minimum(length, max_pages * _PAGE) + _PAGE - 1) // _PAGE
-    return page, request, block, tile, num_pages
-
-
-@gluon.jit
 def _bring_pages(
-    latent_desc, rope_desc, latents, ropes, landed, freed, pages_ptr, lengths_ptr, request, block, tile, length, count, blocks,
+    latent_desc, rope_desc, latents, ropes, landed, freed, pages_ptr, lengths_ptr, request, tile, length, count,
     num_reqs, num_pages, max_pages, pages_row, page_rows,
 ):  # fmt: skip
     """What one warp does meanwhile: bring this program's tiles, one after the other, as places become free.
@@ -106,8 +53,8 @@ def _bring_pages(
     """
     request_pages = (gl.minimum(length, max_pages * _PAGE) + _PAGE - 1) // _PAGE
     for slot in range(count):
-        page, request, block, tile, request_pages = _next_page(
-            pages_ptr, lengths_ptr, num_reqs, max_pages, pages_row, blocks, request, block, tile, request_pages
+        page, request, tile, request_pages = next_page(
+            pages_ptr, lengths_ptr, num_reqs, max_pages, pages_row, request, tile, request_pages
         )
         stage = slot % _STAGES
         # No page is page 0 here: its rows are taken for 0 later.
@@ -140,10 +87,11 @@ def _clear_rows(latent, num_valid, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _attend(
-    latent_desc, rope_desc, q_ptr, out_ptr, lse_ptr, pages_ptr, lengths_ptr, parts_ptr, stats_ptr, ends, begin, end,
-    program, blocks, num_reqs, num_pages, max_pages, q_len, scale,
+    latent_desc, rope_desc, q_ptr, out_ptr, lse_ptr, pages_ptr, lengths_ptr, parts_ptr, stats_ptr, notes_ptr, ends, begin, end,
+    groups, num_tiles, program, block, blocks, num_reqs, num_pages, max_pages, q_len, scale,
     q_req, q_token, q_head, out_req, out_token, out_head, pages_row, page_rows,
-    HEADS: gl.constexpr, ROWS: gl.constexpr, SWAP: gl.constexpr, CAUSAL: gl.constexpr, LSE: gl.constexpr,
+    HEADS: gl.constexpr, ROWS: gl.constexpr, CAUSAL: gl.constexpr, LSE: gl.constexpr,
+    BY_REQUEST: gl.constexpr,
 ):  # fmt: skip
     """Take tiles [begin, end): one warp brings them, the others multiply."""
     latents = gl.allocate_shared_memory(gl.bfloat16, [_STAGES, _PAGE, _LATENT], latent_desc.layout)
@@ -155,27 +103,26 @@ def _attend(
         mbarrier.init(freed.index(ring), count=1)
     fence_async_shared()
     block_barrier()
-    # The item (block of rows of a request) that tile `begin` is of, and the tile's place in it.
-    request, request_tile, item_tiles = _request_of(ends * blocks, begin)
-    item_tiles = item_tiles // blocks
-    block = (begin - request_tile) // item_tiles
-    tile = (begin - request_tile) % item_tiles
+    # The request that tile `begin` is of, and the tile's place in it.
+    request, request_tile, _ = request_of(ends, begin)
+    tile = begin - request_tile
     length = gl.load(lengths_ptr + request, mask=request < num_reqs, other=0)
     gl.warp_specialize(
         [
             (
                 _multiply,
                 (
-                    q_ptr, out_ptr, lse_ptr, pages_ptr, lengths_ptr, parts_ptr, stats_ptr, latents, ropes, landed, freed,
-                    request, block, tile, length, begin, end, program, blocks, num_reqs, num_pages, max_pages, q_len, scale,
-                    q_req, q_token, q_head, out_req, out_token, out_head, pages_row, HEADS, ROWS, SWAP, CAUSAL, LSE,
+                    q_ptr, out_ptr, lse_ptr, pages_ptr, lengths_ptr, parts_ptr, stats_ptr, notes_ptr, latents, ropes, landed, freed,
+                    request, tile, length, begin, end, groups, num_tiles, program, block, blocks, num_reqs, num_pages, max_pages,
+                    q_len, scale, q_req, q_token, q_head, out_req, out_token, out_head, pages_row,
+                    HEADS, ROWS, CAUSAL, LSE, BY_REQUEST,
                 ),
             ),
             (
                 _bring_pages,
                 (
-                    latent_desc, rope_desc, latents, ropes, landed, freed, pages_ptr, lengths_ptr, request, block, tile, length,
-                    end - begin, blocks, num_reqs, num_pages, max_pages, pages_row, page_rows,
+                    latent_desc, rope_desc, latents, ropes, landed, freed, pages_ptr, lengths_ptr, request, tile, length,
+                    end - begin, num_reqs, num_pages, max_pages, pages_row, page_rows,
                 ),
             ),
         ],
@@ -189,36 +136,27 @@ def _attend(
 
 @gluon.jit
 def _multiply(
-    q_ptr, out_ptr, lse_ptr, pages_ptr, lengths_ptr, parts_ptr, stats_ptr, latents, ropes, landed, freed,
-    request, block, first_tile, length, begin, end, program, blocks, num_reqs, num_pages, max_pages, q_len, scale,
-    q_req, q_token, q_head, out_req, out_token, out_head, pages_row,
-    HEADS: gl.constexpr, ROWS: gl.constexpr, SWAP: gl.constexpr, CAUSAL: gl.constexpr, LSE: gl.constexpr,
+    q_ptr, out_ptr, lse_ptr, pages_ptr, lengths_ptr, parts_ptr, stats_ptr, notes_ptr, latents, ropes, landed, freed,
+    request, first_tile, length, begin, end, groups, num_tiles, program, block, blocks, num_reqs, num_pages, max_pages,
+    q_len, scale, q_req, q_token, q_head, out_req, out_token, out_head, pages_row,
+    HEADS: gl.constexpr, ROWS: gl.constexpr, CAUSAL: gl.constexpr, LSE: gl.constexpr,
+    BY_REQUEST: gl.constexpr,
 ):  # fmt: skip
     """Attend to tiles [begin, end) as they come, and write the results, or parts of those that others share."""
     WARPS: gl.constexpr = gl.num_warps()
-    GROUPS: gl.constexpr = WARPS // 4
-    KEYS: gl.constexpr = 0 if SWAP else 1  # the axis of keys in the scores, and of latent elements in the result
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, GROUPS], instr_shape=[16, (ROWS if SWAP else _PAGE) // GROUPS, 16]
-    )
-    RESULT: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0],
-        warps_per_cta=[WARPS, 1] if SWAP else [4, GROUPS],
-        instr_shape=[16, ROWS if SWAP else _LATENT // GROUPS, 16],
-    )
-    SCORE_SHAPE: gl.constexpr = [_PAGE, ROWS] if SWAP else [ROWS, _PAGE]
-    RESULT_SHAPE: gl.constexpr = [_LATENT, ROWS] if SWAP else [ROWS, _LATENT]
+    # Keys lie along the rows of the scores, latent elements along those of the result, queries along the columns of both.
+    FORM: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, ROWS, 16])
+    COLUMNS: gl.constexpr = gl.SliceLayout(0, FORM)
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
     NARROW: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     Q_SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     q_latent = gl.allocate_shared_memory(gl.bfloat16, [ROWS, _LATENT], Q_SHARED)
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [ROWS, _ROPE], Q_SHARED)
-    WEIGHTS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=min(128, 2 * SCORE_SHAPE[1]), element_bitwidth=16, rank=2)
-    weights = gl.allocate_shared_memory(gl.bfloat16, SCORE_SHAPE, WEIGHTS)
-    keys = gl.expand_dims(gl.arange(0, _PAGE, gl.SliceLayout(1 - KEYS, SCORES)), 1 - KEYS)
-    dims = gl.expand_dims(gl.arange(0, _LATENT, gl.SliceLayout(1 - KEYS, RESULT)), 1 - KEYS)
-    rows = gl.arange(0, ROWS, gl.SliceLayout(KEYS, SCORES))
-    out_rows = gl.arange(0, ROWS, gl.SliceLayout(KEYS, RESULT))
+    WEIGHTS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * ROWS, element_bitwidth=16, rank=2)
+    weights = gl.allocate_shared_memory(gl.bfloat16, [_PAGE, ROWS], WEIGHTS)
+    keys = gl.arange(0, _PAGE, gl.SliceLayout(1, FORM))[:, None]
+    dims = gl.arange(0, _LATENT, gl.SliceLayout(1, FORM))[:, None]
+    rows = gl.arange(0, ROWS, COLUMNS)
     at = begin
     while at < end:
         last_key = gl.minimum(length, max_pages * _PAGE)
@@ -236,13 +174,17 @@ def _multiply(
         _load_rows(q_rows, q_rope, narrow_rows < q_len * HEADS, _LATENT, _ROPE, ROWS, NARROW)
         fence_async_shared()
         block_barrier()
+        note_parts(
+            notes_ptr, program, block, blocks, request, at, first_tile, item_tiles, count, at == begin, at + count == end, groups,
+            num_tiles, BY_REQUEST,
+        )  # fmt: skip
         # Keys that each row sees: all before this one.
-        limit = gl.zeros([ROWS], gl.int32, gl.SliceLayout(KEYS, SCORES)) + last_key
+        limit = gl.zeros([ROWS], gl.int32, COLUMNS) + last_key
         if CAUSAL:
             limit = gl.minimum(limit, length - q_len + 1 + (block * ROWS + rows) // HEADS)
-        top = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(KEYS, SCORES))
-        total = gl.zeros(SCORE_SHAPE, gl.float32, SCORES)  # of each place in a tile: summed up when all tiles are done
-        acc = gl.zeros(RESULT_SHAPE, gl.float32, RESULT)
+        top = gl.full([ROWS], float("-inf"), gl.float32, COLUMNS)
+        total = gl.zeros([_PAGE, ROWS], gl.float32, FORM)  # of each place in a tile: summed up when all tiles are done
+        acc = gl.zeros([_LATENT, ROWS], gl.float32, FORM)
         slot = at - begin
         start = first_tile * _PAGE
         for tile in range(count):
@@ -254,80 +196,72 @@ def _multiply(
             num_valid = gl.where(there, last_key - start, 0)
             if num_valid < _PAGE:
                 _clear_rows(latent, num_valid, NARROW)
-            scores = gl.zeros(SCORE_SHAPE, gl.float32, SCORES)
-            if SWAP:
-                scores = warpgroup_mma(latent, q_latent.permute((1, 0)), scores, use_acc=False, is_async=True)
-                scores = warpgroup_mma(rope, q_rope.permute((1, 0)), scores, is_async=True)
-            else:
-                scores = warpgroup_mma(q_latent, latent.permute((1, 0)), scores, use_acc=False, is_async=True)
-                scores = warpgroup_mma(q_rope, rope.permute((1, 0)), scores, is_async=True)
+            scores = gl.zeros([_PAGE, ROWS], gl.float32, FORM)
+            scores = warpgroup_mma(latent, q_latent.permute((1, 0)), scores, use_acc=False, is_async=True)
+            scores = warpgroup_mma(rope, q_rope.permute((1, 0)), scores, is_async=True)
             found = warpgroup_mma_wait(0, deps=(scores,))
-            seen = keys < gl.expand_dims(gl.where(there, limit - start, 0), KEYS)
+            seen = keys < gl.where(there, limit - start, 0)[None, :]
             found = gl.where(seen, found * scale, float("-inf"))
-            new_top = gl.maximum(top, gl.max(found, KEYS))
+            new_top = gl.maximum(top, gl.max(found, 0))
             base = exp_base(new_top)
             shrink = gl.exp2(top - base)
-            parts = gl.exp2(found - gl.expand_dims(base, KEYS))
+            parts = gl.exp2(found - base[None, :])
             top = new_top
             weights.store(parts.to(gl.bfloat16))
             fence_async_shared()
             block_barrier()
-            total = total * gl.expand_dims(shrink, KEYS) + parts
-            acc = acc * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(KEYS, RESULT)), KEYS)
-            if SWAP:
-                adding = warpgroup_mma(latent.permute((1, 0)), weights, acc, is_async=True)
-            else:
-                adding = warpgroup_mma(weights, latent, acc, is_async=True)
+            total = total * shrink[None, :] + parts
+            acc = acc * shrink[None, :]
+            adding = warpgroup_mma(latent.permute((1, 0)), weights, acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=(adding,))
             block_barrier()  # every warp has read the tile: its place may take another
             mbarrier.arrive(freed.index(slot % _STAGES), count=1)
             start += _PAGE
             slot += 1
             page = next_page
-        row_total = gl.sum(total, KEYS)
+        row_total = gl.sum(total, 0)
+        row = block * ROWS + rows
         if count == item_tiles:
-            row = block * ROWS + out_rows
             safe = gl.where(row_total == 0.0, 1.0, row_total)
-            inverse = gl.convert_layout(1.0 / safe, gl.SliceLayout(KEYS, RESULT))
             to = out_ptr + request.to(gl.int64) * out_req + row // HEADS * out_token + row % HEADS * out_head
-            live = gl.expand_dims(row < q_len * HEADS, KEYS) & (dims >= 0)
-            gl.store(gl.expand_dims(to, KEYS) + dims, (acc * gl.expand_dims(inverse, KEYS)).to(gl.bfloat16), mask=live)
+            live = (row < q_len * HEADS)[None, :] & (dims >= 0)
+            gl.store(to[None, :] + dims, (acc * (1.0 / safe)[None, :]).to(gl.bfloat16), mask=live)
             if LSE:
-                row = block * ROWS + rows
                 lse = gl.where(row_total == 0.0, float("-inf"), (top + gl.log2(safe)) * _LN2)
                 gl.store(lse_ptr + request.to(gl.int64) * q_len * HEADS + row, lse, mask=row < q_len * HEADS)
         else:
-            # A program shares at most the first and the last of its items with others: two places are enough.
+            # A program shares at most the first and the last of its requests with others: two places are enough.
             place = 2 * program + gl.where(at == begin, 0, 1)
-            gl.store(gl.expand_dims(parts_ptr + (place * ROWS + out_rows) * _LATENT, KEYS) + dims, acc)
+            gl.store((parts_ptr + (place * ROWS + rows) * _LATENT)[None, :] + dims, acc.to(gl.bfloat16))
             gl.store(stats_ptr + (place * ROWS + rows) * 2, top)
             gl.store(stats_ptr + (place * ROWS + rows) * 2 + 1, row_total)
         at += count
         first_tile = first_tile * 0
-        block += 1
-        if block == blocks:
-            block = block * 0
-            request += 1
-            length = gl.load(lengths_ptr + request, mask=request < num_reqs, other=0)
+        request += 1
+        length = gl.load(lengths_ptr + request, mask=request < num_reqs, other=0)
 
 
 @gluon.jit(do_not_specialize=["num_reqs", "num_pages", "max_pages", "q_len", "pages_row", "page_rows"])
 def latent_stream_kernel(
-    latent_desc, rope_desc, q_ptr, out_ptr, lse_ptr, pages_ptr, lengths_ptr, parts_ptr, stats_ptr,
+    latent_desc, rope_desc, q_ptr, out_ptr, lse_ptr, pages_ptr, lengths_ptr, parts_ptr, stats_ptr, notes_ptr,
     num_reqs, num_pages, max_pages, q_len, scale,
     q_req, q_token, q_head, out_req, out_token, out_head, pages_row, page_rows,
-    REQS: gl.constexpr, HEADS: gl.constexpr, ROWS: gl.constexpr, SWAP: gl.constexpr, CAUSAL: gl.constexpr, LSE: gl.constexpr,
+    REQS: gl.constexpr, HEADS: gl.constexpr, ROWS: gl.constexpr, CAUSAL: gl.constexpr, LSE: gl.constexpr,
+    BY_REQUEST: gl.constexpr,
 ):  # fmt: skip
     program = gl.program_id(0)
     blocks = (q_len * HEADS + ROWS - 1) // ROWS
     ends = request_tiles(lengths_ptr, num_reqs, max_pages, REQS)
-    num_tiles = gl.max(ends, 0) * blocks
-    programs = gl.minimum(gl.num_programs(0), num_tiles)
-    begin = begin_of(program, programs, num_tiles)
-    end = begin_of(program + 1, programs, num_tiles)
+    num_tiles = gl.max(ends, 0)
+    groups = num_sharers(gl.num_programs(0) // blocks, num_tiles)
+    begin = begin_of(program // blocks, groups, num_tiles)
+    end = begin_of(program // blocks + 1, groups, num_tiles)
     if begin < end:
         _attend(
-            latent_desc, rope_desc, q_ptr, out_ptr, lse_ptr, pages_ptr, lengths_ptr, parts_ptr, stats_ptr, ends, begin, end,
-            program, blocks, num_reqs, num_pages, max_pages, q_len, scale,
-            q_req, q_token, q_head, out_req, out_token, out_head, pages_row, page_rows, HEADS, ROWS, SWAP, CAUSAL, LSE,
+            latent_desc, rope_desc, q_ptr, out_ptr, lse_ptr, pages_ptr, lengths_ptr, parts_ptr, stats_ptr, notes_ptr, ends,
+            begin, end, groups, num_tiles, program, program % blocks, blocks, num_reqs, num_pages, max_pages, q_len, scale,
+            q_req, q_token, q_head, out_req, out_token, out_head, pages_row, page_rows, HEADS, ROWS, CAUSAL, LSE,
+            BY_REQUEST,
         )  # fmt: skip
+    elif not BY_REQUEST:
+        gl.store(notes_ptr + program * 4, 0)

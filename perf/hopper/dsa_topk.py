@@ -46,7 +46,7 @@ def _scores(shape: Shape) -> torch.Tensor:
 
 def _right(scores: torch.Tensor, slots: torch.Tensor, table: torch.Tensor) -> bool:
     """Whether they are those of a stable sort."""
-    order = scores.sort(1, descending=True, stable=True)
+    order = scores.sort(dim=1, descending=True, stable=True)
     chosen_positions = order.indices[:, :_K].masked_fill(order.values[:, :_K] == -math.inf, scores.shape[1])
     positions = chosen_positions.sort(1).values
     there = positions < scores.shape[1]

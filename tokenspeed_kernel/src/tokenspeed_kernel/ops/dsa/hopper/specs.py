@@ -30,5 +30,5 @@ def _sparse(op: str) -> KernelSpec:
     )
 
 
-# Measured on an H200: 2.1 to 3.7 times the portable kernel, 0.75 to 1.15 of FlashMLA (perf/baselines/h200/hopper.dsa.txt).
+# Measured on an H200: 1.7 to 4.2 times the portable kernel, 0.70 to 1.27 of FlashMLA (perf/baselines/h200/hopper.dsa.txt).
 SPECS: Final = (_sparse("sparse_decode"), _sparse("sparse_prefill"))

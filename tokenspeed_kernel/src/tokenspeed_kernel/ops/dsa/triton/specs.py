@@ -19,6 +19,8 @@ _INDEXER: Final = {"index_dim": Range(1, 256), "num_index_heads": Range(1, 128)}
 _ROWS: Final = {"latent_dim": Range(1, 512), "rope_dim": Range(1, 128), "return_lse": OneOf(False, True)}
 
 _SILICON: Final = Verified(VerifiedBy.SILICON, "H200 (sm_90)")
+# Faster forms since the cases ran there: timed on the device, or never run on one.
+_EARLIER: Final = Verified(VerifiedBy.SILICON, "H200 (sm_90)", "an earlier form")
 
 
 def _spec(
@@ -28,6 +30,7 @@ def _spec(
     traits: Mapping[str, Constraint] | None = None,
     capability: Capability = TRITON_PORTABLE,
     suffix: str = "",
+    silicon: Verified = _EARLIER,
 ) -> KernelSpec:
     targets = "sm_90, sm_100, sm_120, gfx950" if capability is _FP8 else "sm_80, sm_90, sm_100, sm_120, gfx942, gfx950"
     return KernelSpec(
@@ -41,7 +44,7 @@ def _spec(
         traits=traits or {},
         requires=("triton",),
         graph_safe=True,
-        verified=(_SILICON, Verified(VerifiedBy.INTERPRETER, "x86-64"), Verified(VerifiedBy.COMPILED, targets)),
+        verified=(silicon, Verified(VerifiedBy.INTERPRETER, "x86-64"), Verified(VerifiedBy.COMPILED, targets)),
     )
 
 
@@ -51,6 +54,6 @@ SPECS: Final = (
     _spec("indexer_scores_ragged", "indexer", plain_formats("k"), _INDEXER),
     _spec("indexer_scores_ragged", "indexer", fp8_formats("k"), _INDEXER, _FP8, "_fp8"),
     _spec("topk_slots", "topk", Signature.same(("scores",), ("fp32",))),
-    _spec("sparse_decode", "sparse", Signature.same(("q", "kv_cache"), _FORMATS), _ROWS),
-    _spec("sparse_prefill", "sparse", Signature.same(("q", "kv_cache"), _FORMATS), _ROWS),
+    _spec("sparse_decode", "sparse", Signature.same(("q", "kv_cache"), _FORMATS), _ROWS, silicon=_SILICON),
+    _spec("sparse_prefill", "sparse", Signature.same(("q", "kv_cache"), _FORMATS), _ROWS, silicon=_SILICON),
 )

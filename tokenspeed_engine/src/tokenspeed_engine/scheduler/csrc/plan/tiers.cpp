@@ -111,6 +111,8 @@ NodeRef Scheduler::take_prefix(const Request& request, std::int32_t max_hit, boo
 // A retracted request whose pages are worth a copy waits for it; false when they are not, or have one.
 bool Scheduler::write_back_retracted(Request& request) {
   if (!host_allocator_ || !std::holds_alternative<Retracting>(request.state)) return false;
+  // After a load that failed it holds less than its prefix, and will not take from the host what a copy would keep there.
+  if (request.avoids_host) return false;
   // It is written once and loaded once.
   const std::int64_t computed = static_cast<std::int64_t>(request.num_shared_pages) * config_.page_size;
   if (2 * config_.load_page_ns * request.num_shared_pages > config_.prefill_token_ns * computed && config_.load_page_ns > 0) return false;
